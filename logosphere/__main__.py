@@ -10,6 +10,7 @@ from typing import NoReturn
 from logosphere.allocator import keep_freed_memory
 from logosphere.cli import main
 from logosphere.parallel.lifetime import end_with_launcher
+from logosphere.terminal import guard_messages
 
 _START_FRAMES = {"<module>", "_run_code", "_run_module_as_main"}
 """Functions that call `run` when this process was started for the command line and nothing else."""
@@ -18,6 +19,7 @@ _START_FRAMES = {"<module>", "_run_code", "_run_module_as_main"}
 def run() -> NoReturn:
     """Run the command of sys.argv and end the process with its exit code."""
     end_with_launcher()
+    guard_messages()
     if sys.argv[1:2] != ["studio"]:  # a server is idle most of the time and should not keep memory then
         keep_freed_memory()
         # torch asks for pages of 2 MiB, so that the first use of an array has fewer page faults.

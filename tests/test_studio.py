@@ -348,8 +348,11 @@ def test_reports_are_sandboxed(library: Library, tmp_path: Path, monkeypatch: py
         Library(named, ["diary.html"])
     assert [report.name for report in Library(named, ["out.html"]).reports] == ["out.html"]
     with TestClient(create_app(offered, TOKEN, 8000), base_url=f"http://{HOST}") as client:
-        assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
-        response = client.get(f"/{TOKEN}/reports/0")
+        listed = client.get(f"/{TOKEN}/systems").json()["reports"]
+        assert [one["name"] for one in listed] == ["out.html"]
+        assert client.get(f"/{TOKEN}/reports/0").status_code == 404  # a report has a token of its own
+        path = listed[0]["path"].removeprefix("..")
+        response = client.get(path)
         policy = response.headers["content-security-policy"]
         assert (
             "a report" in response.text
@@ -357,7 +360,7 @@ def test_reports_are_sandboxed(library: Library, tmp_path: Path, monkeypatch: py
             and "frame-ancestors 'self'" in policy
         )
         assert "default-src 'none'" in policy and response.headers.get_list("content-security-policy") == [policy]
-        assert client.get(f"/{TOKEN}/reports/1").status_code == 404
+        assert client.get(path.replace("/reports/0", "/reports/1")).status_code == 403
 
 
 def test_too_many_jobs_are_refused_with_429(library: Library) -> None:

@@ -17,9 +17,10 @@ from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.pretrained import PREFIX, list_pretrained, resolve_folder
 from logosphere.runs.run import Run
-from logosphere.studio.app import create_app, parse_allowed_host
+from logosphere.studio.app import create_app
 from logosphere.studio.figures import find_figure, read_card
 from logosphere.studio.library import Library
+from logosphere.studio.security import parse_allowed_host
 from logosphere.types import SIGN
 
 ROOT = Path(__file__).parent.parent
@@ -68,8 +69,9 @@ def test_runs_and_reports_that_begin_later_are_listed(workplace: Path) -> None:
         assert "event: done" in stream
         for end in ("html", "md", "json"):
             Path(f"out.{end}").write_text("a report")
-        assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
-        assert client.get(f"/{TOKEN}/reports/0").text == "a report"
+        listed = client.get(f"/{TOKEN}/systems").json()["reports"]
+        assert [one["name"] for one in listed] == ["out.html"]
+        assert client.get(listed[0]["path"].removeprefix("..")).text == "a report"
         shutil.rmtree("runs/later")
         assert listed(client).keys() == before.keys()
         shutil.copytree(workplace, "runs/later")

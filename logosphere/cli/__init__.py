@@ -14,6 +14,7 @@ from logosphere.cli.encoding import replace_unencodable
 from logosphere.errors import UserError, suggest
 from logosphere.parallel.launch import PeerLost, is_distributed, launch, must_launch, rank
 from logosphere.parallel.lifetime import has_launcher
+from logosphere.terminal import show, show_error
 
 if TYPE_CHECKING:
     from logosphere.cli.console import Arguments
@@ -85,14 +86,14 @@ def main(argv: list[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<17} {one.about}" for name, one in COMMANDS.items())))
+        show(USAGE.format(commands="\n".join(f"  {name:<17} {one.about}" for name, one in COMMANDS.items())))
         return 0 if words else MISUSED
     if words[0] == "--version":
-        print(__version__)
+        show(__version__)
         return 0
     name = FORMER.get(words[0], words[0])
     if name != words[0]:
-        print(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.", file=sys.stderr)
+        show_error(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.")
     if name not in COMMANDS:
         return _complain(f"There is no command '{name}'.{suggest(name, COMMANDS)}", MISUSED)
     argv = words[1:]
@@ -164,5 +165,5 @@ def _place(problem: OSError) -> str:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print(f"logosphere: {sentence}", file=sys.stderr)
+    show_error(f"logosphere: {sentence}")
     return code

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
 from tyro import _errors as tyro_errors
 
 from logosphere.cli import UsageError
@@ -19,6 +20,7 @@ from logosphere.cli.encoding import encodes_everything
 from logosphere.io import json_safe
 from logosphere.parallel.launch import rank
 from logosphere.runs.settings import Display
+from logosphere.terminal import neutralise, show_json
 
 T = TypeVar("T")
 
@@ -32,9 +34,14 @@ messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
 """Progress and remarks go here, so that results on standard output can be piped. Only the main process prints."""
 
 
-def log(remark: str) -> None:
-    """A remark on one line, however long."""
-    messages.print(remark, soft_wrap=True)
+def log(remark: str, style: str = "") -> None:
+    """A remark on one line, however long, as it is: names in it may look like markup."""
+    messages.print(Text(neutralise(remark), style=style), soft_wrap=True)
+
+
+def show_table(table: Table) -> None:
+    """Print a table to standard output."""
+    Console(highlight=False).print(table)
 
 
 class Arguments:
@@ -75,9 +82,7 @@ def named_settings(argv: Sequence[str], prefix: str) -> tuple[str, ...]:
 
 def print_json(content: dict[str, Any]) -> None:
     ascii_only = not encodes_everything(sys.stdout)  # escapes lose nothing
-    json.dump(json_safe(content), sys.stdout, ensure_ascii=ascii_only, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    show_json(json_safe(content), ascii_only=ascii_only)
 
 
 def format_time(seconds: float) -> str:
@@ -100,15 +105,20 @@ class Bar:
         elapsed = time.monotonic() - self.started
         left = elapsed * (1 - done) / (done - self.first) if done > self.first else float("nan")
         ending = f"{format_time(left)} left" if left == left else ""
-        self.progress.update(self.task, completed=done, figures=f"{figures}  [dim]{ending}[/]")
+        self.progress.update(self.task, completed=done, figures=neutralise(figures), left=ending)
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Bar]:
     """A progress bar on the terminal."""
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"))
+    columns = (
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TextColumn("{task.fields[left]}", style="dim", markup=False),
+    )
     with Progress(*columns, console=messages, disable=not messages.is_terminal, transient=True) as progress:
-        yield Bar(progress, progress.add_task(title, total=1.0, figures=""))
+        yield Bar(progress, progress.add_task(neutralise(title), total=1.0, figures="", left=""))
 
 
 DISPLAY = Display(bar=bar, log=log)

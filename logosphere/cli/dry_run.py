@@ -11,6 +11,7 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.cost_model import CPU_REACHED, GPU_MEMORY, GPUS, REACHED, Cost
 from logosphere.runs.costs import machine_speed
 from logosphere.runs.plans import PLANS, PhaseCost, Plan, find_plan, plan_costs, summarise, total_hours
+from logosphere.terminal import show
 from logosphere.types import SIGN
 
 GROUP_SIZES = (1, 8, 64)
@@ -33,13 +34,13 @@ def dry_run(name: str, config: TrainConfig, processes: int, *, json: bool) -> in
         content: dict[str, Any] = asdict(bill) | {"memory": bill.memory, "days": days, "seconds_here": here[0]}
         print_json(content | summarise(plan, costs))
         return 0
-    print(format_plan(plan, costs))
+    show(format_plan(plan, costs))
     if excess := explain_excess(processes):  # the estimate may be for another machine
         log(excess)
     if name in PLANS and not plan.expected:
         log(f"The plan of {name} is left out, because options change its training.")
     if None not in here:
-        print(f"\nOn a free core of this machine: about {_span(total)} (from a measured speed of matrix products).")
+        show(f"\nOn a free core of this machine: about {_span(total)} (from a measured speed of matrix products).")
     return 0
 
 

@@ -4,8 +4,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.markup import escape
-
 from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.cli import arguments as cli
 from logosphere.cli.arguments import Evaluate, Export, Plot
@@ -27,6 +25,7 @@ from logosphere.runs.infilling import evaluate_infilling, save_infilling
 from logosphere.runs.run import SHORT, Run, latest_run
 from logosphere.runs.tasks import evaluate_tasks, save_tasks
 from logosphere.systems import build
+from logosphere.terminal import show
 
 TITLES = {"val": "on held-out text", "train": "in training"}
 
@@ -52,17 +51,17 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         print_json(report.summary() | {"reason": reason} | ({"published": published} if published else {}))
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
-        print(f"{name} on {report.data}: {report}")
+        show(f"{name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}; "
-        print(f"  {'' if report.order else terms}{plural(report.tokens, 'token')} counted")
+        show(f"  {'' if report.order else terms}{plural(report.tokens, 'token')} counted")
         for other in report.other_paths:
-            print(f"  {other}")
+            show(f"  {other}")
         if report.baselines:
-            print(f"  {report.baselines}")
+            show(f"  {report.baselines}")
         if published:
-            print(f"  published: mdlm ~ {published['mdlm']}, ar = {published['ar']} ({published['source']})")
+            show(f"  published: mdlm ~ {published['mdlm']}, ar = {published['ar']} ({published['source']})")
         if poor := explain_poor_bound(report, trained, arguments.options):
-            log(f"[bold]{escape(poor)}[/]")
+            log(poor, "bold")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
     return 0
@@ -79,7 +78,7 @@ def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
         print_json(report.summary())
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
-        print(f"{name} on {report.data}, gaps with both sides visible:\n{report}")
+        show(f"{name} on {report.data}, gaps with both sides visible:\n{report}")
         if skipped := {row.tokens: row.skipped for row in report.rows if row.skipped}:
             short = ", ".join(f"{count} for gaps of {tokens}" for tokens, count in skipped.items())
             log(f"Texts without room were left out: {short}")
@@ -93,7 +92,7 @@ def _evaluate_tasks(arguments: Evaluate, trained: Run) -> int:
         print_json(report.summary())
     else:
         limited = "" if report.limit is None else f", at most {plural(report.limit, 'document')} of each task"
-        print(f"{report.name}: {report.likelihoods}{limited}\n{report}")
+        show(f"{report.name}: {report.likelihoods}{limited}\n{report}")
     log(f"Saved as {save_tasks(trained, report, arguments.options)}")
     return 0
 
@@ -124,12 +123,12 @@ def compare(arguments: Compare, argv: list[str]) -> int:
         print_json({"rows": [_row(row) for row in comparison.rows], "remarks": list(comparison.remarks)})
         return 0
     first = comparison.rows[0].report
-    print(format_leaderboard(comparison.rows))
+    show(format_leaderboard(comparison.rows))
     for baselines in dict.fromkeys(row.report.baselines for row in comparison.rows if not first.text_sha256):
         if baselines:
-            print(baselines)
+            show(baselines)
     for remark in comparison.remarks:
-        log(f"[bold]{escape(remark)}[/]")
+        log(remark, "bold")
     log(f"{first.data}: {first.sample_size}, of {plural(first.length, 'token')}")
     return 0
 
@@ -152,12 +151,12 @@ def plot(arguments: Plot, argv: list[str]) -> int:
         return 0
     for line in [line for line in trained.metrics() if "train/loss" in line][-1:]:
         spent = f", {format_time(line['seconds'])}" if "seconds" in line else ""
-        print(f"{trained.path}: {trained.config.system}, step {line['step']:,}{spent}\n")
+        show(f"{trained.path}: {trained.config.system}, step {line['step']:,}{spent}\n")
     width = max(20, min(100, shutil.get_terminal_size().columns - 12))
     for part, title in TITLES.items():
         if curves[part]:
-            print(f"bits per {unit} {title}: {curves[part][-1][1]:.4f}")
-            print("\n".join(draw_chart(curves[part], width, arguments.height)) + "\n")
+            show(f"bits per {unit} {title}: {curves[part][-1][1]:.4f}")
+            show("\n".join(draw_chart(curves[part], width, arguments.height)) + "\n")
     return 0
 
 
@@ -169,7 +168,7 @@ def export(arguments: Export, argv: list[str]) -> int:
         if arguments.json:
             print_json({"folder": str(arguments.out), "config": config})
         else:
-            print(f"{arguments.out}: config.json and model.safetensors in the DDiT layout, without a tokenizer")
+            show(f"{arguments.out}: config.json and model.safetensors in the DDiT layout, without a tokenizer")
         return 0
     report, record = export_run(
         Run(arguments.run), arguments.out, arguments.measure, with_samples=arguments.with_samples,
@@ -178,7 +177,7 @@ def export(arguments: Export, argv: list[str]) -> int:
     if arguments.json:
         print_json({"folder": str(arguments.out), **vars(record)})
     else:
-        print(f"{arguments.out}: {report}")
+        show(f"{arguments.out}: {report}")
         kind = "held-out" if arguments.with_samples else "random"
         log(f"Its record, to check a copy: {record.bits:.6f} bits per token of {RECORD_SEQUENCES} {kind} sequences")
     return 0
@@ -196,7 +195,7 @@ def bench(arguments: cli.Bench, argv: list[str]) -> int:
     if arguments.json:
         print_json({"rows": [asdict(row) for row in rows]})
     else:
-        print(_table(rows))
+        show(_table(rows))
         log("A ratio compares with the bare network: the same blocks, a head and a cross-entropy.")
     return 0
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.markup import escape
-
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.import_options import Import
 from logosphere.errors import plural, quote_path
@@ -12,6 +10,7 @@ from logosphere.runs.check_import import Import as Checked
 from logosphere.runs.check_import import check_import
 from logosphere.runs.import_checkpoint import default_folder, write_import
 from logosphere.systems import system
+from logosphere.terminal import show
 
 REPORT = (
     "Weights of this model were not available when the importer was written. Please report the checksum, and the bits "
@@ -27,7 +26,7 @@ def import_run(arguments: Import, argv: list[str]) -> int:
         if arguments.json:
             print_json({"run": str(arguments.out or default_folder(checked.source)), **checked.summary()})
         else:
-            print(describe(checked))
+            show(describe(checked))
             log("Nothing was written; leave out --dry-run to import it.")
         return 0
     checked = check_import(arguments.source, arguments.config, DISPLAY)
@@ -36,12 +35,12 @@ def import_run(arguments: Import, argv: list[str]) -> int:
     if arguments.json:
         print_json(imported.summary())
         return 0
-    print(describe(checked))
-    print(f"{'checksum':<12}{imported.checksum}  (sha256 of the imported weights)")
-    run = escape(quote_path(out))
+    show(describe(checked))
+    show(f"{'checksum':<12}{imported.checksum}  (sha256 of the imported weights)")
+    run = quote_path(out)
     log(REPORT)
     texts = "a text" if checked.metadata.tokenizer is not None else "a file of token numbers"
-    log(f"Run: {escape(str(out))}   Next: logosphere sample {run}, or logosphere evaluate {run} --data FILE ({texts})")
+    log(f"Run: {out}   Next: logosphere sample {run}, or logosphere evaluate {run} --data FILE ({texts})")
     return 0
 
 

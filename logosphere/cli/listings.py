@@ -9,6 +9,7 @@ from logosphere.data.locate import locate
 from logosphere.errors import UserError
 from logosphere.io import cache_folder, write_atomic
 from logosphere.parallel.launch import batch_script
+from logosphere.terminal import show
 
 TITLES = {
     "here": "On this machine:",
@@ -34,7 +35,7 @@ def data(arguments: Data, argv: list[str]) -> int:
         print_json(about | {"column": corpus.column, "place": place})
     else:
         counts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
-        print(f"{corpus.name}: {corpus.tokenizer.size} symbols; tokens: {counts}")
+        show(f"{corpus.name}: {corpus.tokenizer.size} symbols; tokens: {counts}")
         if place:
             log(f"Its licence: {CATALOGUE[arguments.name].licence}. It is here: {place}")
     return 0
@@ -55,15 +56,15 @@ def _list_corpora(*, json: bool) -> None:
     for state, title in TITLES.items():
         names = [name for name in CATALOGUE if places[name].state == state]
         if names:
-            print(title)
+            show(title)
         for name in names:
             one = CATALOGUE[name]
             size = f"{one.size / 1e6:.1f} MB " if state == "download" else ""
-            print(f"  {name:<{width}}  {one.about}")
-            print(f"  {'':<{width}}  {size}{places[name]}; licence: {one.licence}")
+            show(f"  {name:<{width}}  {one.about}")
+            show(f"  {'':<{width}}  {size}{places[name]}; licence: {one.licence}")
             if one.note:
-                print(f"  {'':<{width}}  {one.note}")
-    print("Files, folders and tables of yours, and hf:OWNER/NAME, need no entry here: logosphere train --data FILE")
+                show(f"  {'':<{width}}  {one.note}")
+    show("Files, folders and tables of yours, and hf:OWNER/NAME, need no entry here: logosphere train --data FILE")
 
 
 BASH = """\
@@ -100,7 +101,7 @@ def completion(arguments: Completion, argv: list[str]) -> int:
         for name, command in COMMANDS.items()
     ]
     script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments.shell]
-    print(script.format(commands=" ".join(COMMANDS), lines="\n".join(lines)), end="")
+    show(script.format(commands=" ".join(COMMANDS), lines="\n".join(lines)), end="")
     return 0
 
 

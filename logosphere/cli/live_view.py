@@ -14,6 +14,7 @@ from logosphere.data.tokenizers import Prompt, Tokenizer
 from logosphere.errors import UserError
 from logosphere.io import write_atomic
 from logosphere.sampling.trajectory import Trajectory, TrajectoryFrame
+from logosphere.terminal import neutralise
 
 FRAMES_PER_SECOND = 30
 CONFIDENCE_COLOURS = ((3, "magenta"), (6, "blue"), (9, "cyan"))
@@ -79,12 +80,12 @@ class LiveView:
         for i, token in enumerate(frame.tokens[sample]):
             if token < 0:
                 guess = frame.predicted[sample][i] if frame.predicted is not None else -1
-                line.append(self.tokenizer.symbol(guess) if guess >= 0 else "·", style="dim")
+                line.append(neutralise(self.tokenizer.symbol(guess)) if guess >= 0 else "·", style="dim")
                 continue
             doubtful = next((colour for limit, colour in CONFIDENCE_COLOURS if sure and int(sure[i]) < limit), "")
             known = i < len(self.known) and self.known[i]
             style = "green" if known else "bold yellow" if i in fresh else doubtful
-            line.append(self.tokenizer.symbol(token), style=style)
+            line.append(neutralise(self.tokenizer.symbol(token)), style=style)
         return line
 
     def legend(self, frame: TrajectoryFrame) -> Text:

@@ -14,6 +14,7 @@ from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import TrajectoryFrame
+from logosphere.terminal import show
 
 APPROXIMATE = "keys and values outside of a block are kept while it is decoded, so predictions are approximate"
 
@@ -50,6 +51,8 @@ def sample(arguments: Sample, argv: list[str]) -> int:
 
 def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     sampled, config = samples.run, arguments.config
+    _print_texts(samples, arguments, printed=printed)
+    # Printed before they are saved: the texts must not be lost where a file cannot be written.
     if arguments.save is not None and samples.trajectory is not None:
         taken = samples.trajectory.frames[-1].steps  # an autoregressive model takes one for each token
         about = f"{sampled.config.system}: {plural(taken, 'step')}, seed {config.seed}"
@@ -57,6 +60,10 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
         log(f"Saved as {arguments.save}")
     if arguments.image is not None:
         _save_image(arguments.image, samples)
+
+
+def _print_texts(samples: Samples, arguments: Sample, *, printed: bool) -> None:
+    config = arguments.config
     cache = config.decoding.cache
     measured = samples.cache
     nfe = int(samples.nfe) if samples.nfe == int(samples.nfe) else round(samples.nfe, 2)
@@ -70,10 +77,10 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
         print_json(content)
         return
     if not printed:
-        print("\n\n".join(samples.texts))
+        show("\n\n".join(samples.texts), flush=True)
     if measured is not None:
         log(f"--cache {cache}: {APPROXIMATE}; {measured}.")
-    log(f"[dim]{plural(nfe, 'network evaluation')} each, {samples.seconds:.2f} s[/]")
+    log(f"{plural(nfe, 'network evaluation')} each, {samples.seconds:.2f} s", "dim")
 
 
 def _save_image(path: Path, samples: Samples) -> None:

@@ -3,15 +3,15 @@
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from logosphere.cli.arguments import Samplers, Systems
-from logosphere.cli.console import print_json
+from logosphere.cli.console import print_json, show_table
 from logosphere.sampling.registry import sampler_info
 from logosphere.sampling.registry import samplers as sampler_names
 from logosphere.systems import DEFAULT, Preset, infos, network_docs, option_docs, options, presets, system
+from logosphere.terminal import show
 
 
 def systems(arguments: Systems, argv: list[str]) -> int:
@@ -22,8 +22,8 @@ def systems(arguments: Systems, argv: list[str]) -> int:
         print_json({"systems": [asdict(info) | {"presets": list(presets(info.name))} for info in infos()]})
         return 0
     for info in infos():
-        print(f"{info.name:<16} {info.title} ({info.paper}; {info.kind})\n{'':<16} {info.summary}")
-    print("\nOptions of a system, and how its default differs from its paper: logosphere systems NAME")
+        show(f"{info.name:<16} {info.title} ({info.paper}; {info.kind})\n{'':<16} {info.summary}")
+    show("\nOptions of a system, and how its default differs from its paper: logosphere systems NAME")
     return 0
 
 
@@ -38,29 +38,28 @@ def _show_system(name: str, as_json: bool) -> int:
         shown = {"options": described, "network_options": network, "presets": [_as_dict(one) for one in published]}
         print_json(asdict(info) | shown)
         return 0
-    print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
-    print(f"Presets: {', '.join(presets(name))}. Sampler: {info.sampler}.")
-    output = Console(highlight=False)
+    show(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
+    show(f"Presets: {', '.join(presets(name))}. Sampler: {info.sampler}.")
     print_options(name)
-    print("\nOptions of its network (--network.NAME VALUE; in Python options of ls.build as well):")
-    output.print(_option_table(network_docs(), options(name)))
+    show("\nOptions of its network (--network.NAME VALUE; in Python options of ls.build as well):")
+    show_table(_option_table(network_docs(), options(name)))
     if not published:
-        print("\nIts only preset is default: it follows no paper exactly.")
+        show("\nIts only preset is default: it follows no paper exactly.")
     for preset in published:
-        print(f"\npreset {preset.name}: {preset.source}")
-        output.print(_side_by_side(preset))
+        show(f"\npreset {preset.name}: {preset.source}")
+        show_table(_side_by_side(preset))
         if preset.missing:
-            output.print(f"Not reproduced: {preset.missing}", markup=False)
-        output.print(f"Checked by {preset.checked}", markup=False)
-        print(f"Train it: logosphere train --system {name} --preset {preset.name}")
+            show(f"Not reproduced: {preset.missing}")
+        show(f"Checked by {preset.checked}")
+        show(f"Train it: logosphere train --system {name} --preset {preset.name}")
     return 0
 
 
 def print_options(name: str) -> None:
     """Print the options of a system with their defaults and documentation."""
     if docs := option_docs(name):
-        print(f"\nOptions of {name} (--options NAME=VALUE), in addition to those of the network:")
-        Console(highlight=False).print(_option_table(docs, options(name)))
+        show(f"\nOptions of {name} (--options NAME=VALUE), in addition to those of the network:")
+        show_table(_option_table(docs, options(name)))
 
 
 def _as_dict(preset: Preset) -> dict[str, Any]:
@@ -75,14 +74,14 @@ def samplers(arguments: Samplers, argv: list[str]) -> int:
         return 0
     for info in listed:
         kind = "samples" if info.samples_model else "does not sample"
-        print(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
+        show(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
     return 0
 
 
 def _option_table(docs: dict[str, str], defaults: dict[str, Any]) -> Table:
     table = Table("option", "default", "", show_lines=True)
     for option, text in docs.items():
-        table.add_row(option, str(defaults[option]), escape(text))
+        table.add_row(option, escape(str(defaults[option])), escape(text))
     return table
 
 

@@ -4,8 +4,6 @@ import math
 from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
 
-from rich.markup import escape
-
 from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.dry_run import dry_run
@@ -44,6 +42,7 @@ from logosphere.runs.train import (
     train_classifier_of,
     train_remasker_of,
 )
+from logosphere.terminal import show
 
 
 def train(arguments: Train, argv: list[str]) -> int:
@@ -65,7 +64,7 @@ def train(arguments: Train, argv: list[str]) -> int:
         with nullcontext(ignore) if tracker is None or not group.is_main else tracked(tracker, run, log) as on_event:
             outcome = run_to_end(run, corpus, DISPLAY, on_event=on_event, should_stop=launcher_died, group=group)
         if outcome.stopped:
-            log(f"Stopped at step {outcome.step:,} and saved. Continue with: {escape(resume_command(run))}")
+            log(f"Stopped at step {outcome.step:,} and saved. Continue with: {resume_command(run)}")
             return 130
         if not group.is_main:
             return 0
@@ -81,12 +80,12 @@ def _show_result(run: Run, step: int, report: Report, *, json: bool) -> None:
     if json:
         print_json({"run": str(run.path), "step": step, "validation": report.summary() | {"reason": poor}})
         return
-    print(f"{run.config.system} on {report.data}: {report}")
+    show(f"{run.config.system} on {report.data}: {report}")
     if report.baselines:
-        print(f"  {report.baselines}")
+        show(f"  {report.baselines}")
     if poor:
-        log(f"[bold]{escape(poor)}[/]")
-    log(f"Run: {escape(str(run.path))}   Next: logosphere sample {escape(quote_path(run.path))} --watch")
+        log(poor, "bold")
+    log(f"Run: {run.path}   Next: logosphere sample {quote_path(run.path)} --watch")
 
 
 def _find_finished(arguments: Train, argv: list[str]) -> Run | None:
@@ -100,10 +99,7 @@ def _find_finished(arguments: Train, argv: list[str]) -> Run | None:
 def _show_finished(run: Run, arguments: Train) -> None:
     spent = used(run)
     assert spent is not None  # it is finished
-    log(
-        f"The run in {escape(str(run.path))} is finished: {describe_used(run)}. To train it longer: "
-        f"{escape(extension_hint(run))}"
-    )
+    log(f"The run in {run.path} is finished: {describe_used(run)}. To train it longer: {extension_hint(run)}")
     _show_result(run, spent[1], Report.load(run.path / RESULT), json=arguments.json)
 
 

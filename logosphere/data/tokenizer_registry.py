@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import numpy.typing as npt
 
+from logosphere.data.tokenizer_limits import LimitedCalls, TokenizerFailure, call_library, has_patterns
 from logosphere.data.tokenizers import (
     TEXT8_ALPHABET,
     ByteTokenizer,
@@ -55,6 +56,7 @@ class SubwordTokenizer(Tokenizer):
         self.own_size = max(numbers) + 1
         self.size = self.own_size if size is None else size
         self._model = model
+        self._calls = LimitedCalls() if has_patterns(model) else None
 
     @staticmethod
     def train_bpe(texts: Iterable[str], size: int) -> "SubwordTokenizer":
@@ -101,8 +103,8 @@ class SubwordTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Model
 
         try:
-            model = Model.from_str(text)
-        except Exception as error:  # the library raises no more specific class
+            model = call_library(lambda: Model.from_str(text))
+        except TokenizerFailure as error:
             raise ValueError(str(error)) from error
         return SubwordTokenizer(model, name, size)
 
@@ -118,8 +120,11 @@ class SubwordTokenizer(Tokenizer):
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         encode_utf8(text)  # raises where the library would fail less clearly
         try:
-            ids = self._model.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # some vocabularies have no unknown token
+            if self._calls is None:
+                ids = call_library(lambda: self._model.encode(text, add_special_tokens=False)).ids
+            else:  # functions for several texts release the interpreter
+                ids = self._calls(lambda: self._model.encode_batch([text], add_special_tokens=False), len(text))[0].ids
+        except TokenizerFailure as error:  # also where a vocabulary has no unknown token
             raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
         return np.array(self._refuse_unused(ids), dtype=np.int64)
 
@@ -127,8 +132,8 @@ class SubwordTokenizer(Tokenizer):
         encode_utf8(text)
         try:
             # The same ids without their positions in the text, in half the time.
-            ids = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except Exception as error:
+            ids = call_library(lambda: self._model.encode_batch_fast([text], add_special_tokens=False))[0].ids
+        except TokenizerFailure as error:
             raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
         return np.array(self._refuse_unused(ids), dtype=np.uint32)
 
@@ -139,7 +144,13 @@ class SubwordTokenizer(Tokenizer):
         return ids
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
-        return self._model.decode(self._check_ids(ids).tolist(), skip_special_tokens=False)
+        row = self._check_ids(ids).tolist()
+        try:
+            if self._calls is None:
+                return call_library(lambda: self._model.decode(row, skip_special_tokens=False))
+            return self._calls(lambda: self._model.decode_batch([row], skip_special_tokens=False), len(row))[0]
+        except TokenizerFailure as error:
+            raise UserError(f"The tokenizer '{self.name}' cannot decode tokens ({error}); use another.") from error
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name, such as <|endoftext|>; None if there is none."""

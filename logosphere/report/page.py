@@ -1,8 +1,10 @@
 """Self-contained HTML pages, animations of sampling, and the player that shows them side by side on one timeline."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
@@ -66,8 +68,22 @@ def apply_changes(row: list[int], changes: list[int]) -> list[int]:
     return positions
 
 
-CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""Pages forbid the browser every request."""
+def read_asset(name: str) -> str:
+    """Return the text of a style sheet or script of this package."""
+    return files("logosphere.report").joinpath(name).read_text(encoding="utf-8")
+
+
+SCRIPTS = ("theme.js", "player.js", "figures.js")
+
+
+def _make_policy() -> str:
+    digests = [b64encode(sha256(read_asset(name).encode()).digest()).decode() for name in SCRIPTS]
+    scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; img-src data:; base-uri 'none'"
+
+
+CONTENT_SECURITY_POLICY = _make_policy()
+"""Pages forbid the browser every request, and every script but those of this package, known by their digests."""
 
 
 def render_page(title: str, body: str) -> str:
@@ -75,15 +91,11 @@ def render_page(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
         f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
         f"<title>{escape(title)}</title><style>{read_asset('style.css')}</style></head><body><main>"
         f"{body}</main><script>{read_asset('theme.js')}</script></body></html>\n"
     )
-
-
-def read_asset(name: str) -> str:
-    """Return the text of a style sheet or script of this package."""
-    return files("logosphere.report").joinpath(name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

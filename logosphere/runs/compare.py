@@ -334,7 +334,7 @@ def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
     """Train one run to its end, from its last checkpoint if there is one; None if it was stopped."""
     run = find_existing(planned)
     if run is not None and is_finished(run):
-        display.log(f"[dim]{planned.folder} is trained already[/]")
+        display.log(f"{planned.folder} is trained already")
         return run
     model = None
     if run is None:

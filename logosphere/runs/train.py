@@ -197,7 +197,7 @@ def run_to_end(
 ) -> Outcome:
     """Train a run until its end, a signal or `should_stop`, with its folder locked against other trainings."""
     preset = preset_label(run.spec)
-    name = f"[bold]{run.config.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
+    name = run.config.system + ("" if preset == DEFAULT else f" (preset {preset})")
     display.log(f"{name} on {corpus.name} ({describe_size(corpus.train)}) in {run.path}")
     report: Report | None = None
     done, step = 0.0, 0

@@ -1,13 +1,7 @@
-"""The web application of the studio: the page, models, training curves, reports, and jobs as server-sent events.
+"""The web application of the studio: the page, models, training curves, reports, and jobs as server-sent events."""
 
-Requests are accepted only from the studio's own page, on this machine and with its token. Another page in the same
-browser can send requests to 127.0.0.1. It does not have the token, its Origin differs, and after DNS rebinding its Host
-differs. A tunnel to this machine, whose Host differs as well, is allowed by its address.
-"""
-
+import asyncio
 import json
-import re
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -15,104 +9,34 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from logosphere.errors import UserError
+from logosphere.io import json_safe
 from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.registry import SAMPLERS
 from logosphere.studio.edits import EditRequest, edit_text
 from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached, make_elbo_job, make_generate_job
 from logosphere.studio.library import Library
 from logosphere.studio.requests import MAX_STEPS, MAX_TEXTS, GenerateRequest
-
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
-_ALLOWED = re.compile(r"(?P<name>[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
-
-
-def parse_allowed_host(text: str, port: int) -> list[str]:
-    """The Host headers of HOST:PORT; of HOST alone those of the usual ports and of the studio's own."""
-    found = _ALLOWED.fullmatch(text)
-    if found is None or not 1 <= int(found["port"] or 1) < 1 << 16:
-        raise UserError(f"--allow-host must be HOST or HOST:PORT such as localhost:9000, not '{text}'.")
-    name = found["name"].lower()
-    return [f"{name}:{int(found['port'])}"] if found["port"] else [name, f"{name}:{port}"]
-
-
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "frame-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
-"""Headers of every response: the page may load from the studio only and may not be framed."""
-
-
-class SecurityMiddleware:
-    """Refuses requests that do not come from the studio's own page."""
-
-    def __init__(self, app: ASGIApp, token: str, port: int, allowed: Sequence[str] = ()):
-        self.app, self.token = app, token
-        own = {f"{name}:{port}" for name in LOOPBACK_NAMES}
-        tunnels = {host for text in allowed for host in parse_allowed_host(text, port)}
-        self.hosts = own | tunnels
-        # The browser uses HTTPS to some tunnels.
-        self.origins = {f"http://{host}" for host in self.hosts} | {f"https://{host}" for host in tunnels}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                return  # the studio has no websockets
-            await self.app(scope, receive, send)
-            return
-        refusal = self.find_refusal(scope)
-        if refusal is not None:
-            await PlainTextResponse(refusal, 403, headers=HEADERS)(scope, receive, send)
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = {name.decode() for name, _ in message["headers"]}
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name not in own]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        await self.app(scope, receive, with_headers)
-
-    def find_refusal(self, scope: Scope) -> str | None:
-        """Return the reason to refuse a request, or None."""
-        headers = Headers(scope=scope)
-        if headers.get("host", "").lower() not in self.hosts:
-            return (
-                "The studio accepts requests from this machine only. To open it through a tunnel, start it with "
-                "--allow-host HOST:PORT, the address that the browser shows."
-            )
-        if headers.get("origin") not in {None, *self.origins}:
-            return "The studio accepts requests from its own page only."
-        if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
-            return "The studio accepts requests from its own page only."
-        token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        if not secrets.compare_digest(token.encode(), self.token.encode()):
-            return "The address lacks the token of this studio; open the address that it has printed."
-        return None
-
+from logosphere.studio.security import ReportTokens, SecurityMiddleware
+from logosphere.terminal import neutralise
 
 MAX_BYTES = 1 << 20
 """The largest size of a request."""
 
 SANDBOX = "sandbox allow-scripts allow-downloads"
 REPORT_HEADERS = {"content-security-policy": f"{CONTENT_SECURITY_POLICY}; {SANDBOX}; frame-ancestors 'self'"}
-"""A report is shown in a frame of the page. It may run its player and save its plots; it has no origin to send from."""
+"""A report is shown in a frame of the page. Of its scripts only those of this package run, which its player and its
+plots need; they send nothing. It has no origin."""
+MAX_EDITS = 4
+"""Edits that are computed at once."""
+MAX_DIGITS = 9
+"""Digits of a number in an address; Python refuses to read more than 4,300."""
 
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -126,10 +50,16 @@ def load_static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def create_app(
-    library: Library, token: str, port: int, pool: JobPool | None = None, allowed: Sequence[str] = ()
+    library: Library,
+    token: str,
+    port: int,
+    pool: JobPool | None = None,
+    allowed: Sequence[str] = (),
+    refusal_delay: float = 0.0,
 ) -> Starlette:
     """Create the application for a library; only requests with the token and an allowed host are accepted."""
     static, pool, models, reports = load_static_files(), pool or JobPool(), library.models, library.reports
+    report_tokens, edits = ReportTokens(), asyncio.Semaphore(MAX_EDITS)
 
     async def get_file(request: Request) -> Response:
         found = static.get(request.path_params.get("name", "index.html"))
@@ -139,42 +69,51 @@ def create_app(
 
     async def get_models(request: Request) -> Response:
         systems = await run_in_threadpool(library.describe)
-        return JSONResponse(
+        return SafeJSONResponse(
             {
                 "systems": systems,
                 "unreadable": list(library.unreadable.values()),
                 "samplers": [info.as_dict() for info in SAMPLERS.values()],
-                "reports": [report.name for report in reports],
+                "reports": [
+                    {"name": report.name, "path": f"..{report_tokens.find_path(number)}"}
+                    for number, report in enumerate(reports)
+                ],
                 "limits": {"steps": MAX_STEPS, "n": MAX_TEXTS},
             }
         )
 
     async def get_curves(request: Request) -> Response:
-        number = request.path_params["number"]
-        return JSONResponse(models[number].training_curves()) if number < len(models) else _respond_no_model()
-
-    async def get_samplers(request: Request) -> Response:
-        number = request.path_params["number"]
+        number = _read_number(request)
         if number >= len(models):
             return _respond_no_model()
-        return JSONResponse(await run_in_threadpool(models[number].list_samplers))
+        return SafeJSONResponse(await run_in_threadpool(models[number].training_curves))
+
+    async def get_samplers(request: Request) -> Response:
+        number = _read_number(request)
+        if number >= len(models):
+            return _respond_no_model()
+        return SafeJSONResponse(await run_in_threadpool(models[number].list_samplers))
 
     async def edit(request: Request) -> Response:
-        number = request.path_params["number"]
+        number = _read_number(request)
         if number >= len(models):
             return _respond_no_model()
         tokenizer = models[number].tokenizer
-        try:
-            parsed = EditRequest.parse(await _read_json(request), tokenizer.size)
-            return JSONResponse(asdict(await run_in_threadpool(edit_text, parsed, tokenizer)))
-        except UserError as problem:
-            return _respond_error(str(problem), 400)
+        parsed = EditRequest.parse(await _read_json(request), tokenizer.size)
+        if edits.locked():
+            return _respond_error(f"{MAX_EDITS} edits are being computed already; wait for one of them.", 429)
+        async with edits:
+            return SafeJSONResponse(asdict(await run_in_threadpool(edit_text, parsed, tokenizer)))
 
     async def get_report(request: Request) -> Response:
-        number = request.path_params["number"]
-        if number >= len(reports):
+        number = _read_number(request)
+        if number >= len(reports) or not report_tokens.opens(request.url.path):  # the studio's token is no token of it
             return _respond_error("There is no such report.", 404)
-        return Response(reports[number].read(), media_type="text/html", headers=REPORT_HEADERS)
+        try:
+            content = await run_in_threadpool(reports[number].read)
+        except OSError as problem:
+            return _respond_error(f"The report cannot be read ({problem.strerror}).", 404)
+        return Response(content, media_type="text/html", headers=REPORT_HEADERS)
 
     def respond(get_job: Callable[[], Job]) -> Response:
         try:
@@ -188,33 +127,39 @@ def create_app(
         return respond(lambda: pool.submit(function))
 
     async def generate(request: Request) -> Response:
-        try:
-            parsed = GenerateRequest.parse(await _read_json(request), len(models))
-        except UserError as problem:
-            return _respond_error(str(problem), 400)
+        parsed = GenerateRequest.parse(await _read_json(request), len(models))
         return submit(make_generate_job(models[parsed.system], parsed))
 
     async def measure_elbo(request: Request) -> Response:
-        number = request.path_params["number"]
+        number = _read_number(request)
         return submit(make_elbo_job(models[number])) if number < len(models) else _respond_no_model()
 
     async def watch(request: Request) -> Response:
-        return respond(lambda: pool.add_viewer(request.path_params["number"]))
+        return respond(lambda: pool.add_viewer(_read_number(request)))
 
     routes = [
         Route(f"/{token}/", get_file),
         Route(f"/{token}/static/{{name}}", get_file),
         Route(f"/{token}/systems", get_models),
-        Route(f"/{token}/curves/{{number:int}}", get_curves),
-        Route(f"/{token}/ways/{{number:int}}", get_samplers),
-        Route(f"/{token}/reports/{{number:int}}", get_report),
-        Route(f"/{token}/time/{{number:int}}", measure_elbo, methods=["POST"]),
-        Route(f"/{token}/edit/{{number:int}}", edit, methods=["POST"]),
+        Route(f"/{token}/curves/{{number}}", get_curves),
+        Route(f"/{token}/ways/{{number}}", get_samplers),
+        Route("/{report_token}/reports/{number}", get_report),
+        Route(f"/{token}/time/{{number}}", measure_elbo, methods=["POST"]),
+        Route(f"/{token}/edit/{{number}}", edit, methods=["POST"]),
         Route(f"/{token}/generate", generate, methods=["POST"]),
-        Route(f"/{token}/watch/{{number:int}}", watch),
+        Route(f"/{token}/watch/{{number}}", watch),
     ]
-    security = Middleware(SecurityMiddleware, token=token, port=port, allowed=allowed)
-    return Starlette(routes=routes, middleware=[security])
+    security = Middleware(
+        SecurityMiddleware, token=token, port=port, allowed=allowed, reports=report_tokens, delay=refusal_delay
+    )
+    return Starlette(routes=routes, middleware=[security], exception_handlers={UserError: _respond_user_error})
+
+
+class SafeJSONResponse(JSONResponse):
+    """JSON of any content: numbers that are not finite become null, and halves of surrogate pairs are escaped."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(json_safe(content), separators=(",", ":")).encode()
 
 
 class JobResponse(StreamingResponse):
@@ -252,7 +197,19 @@ async def _encode(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
 
 
 def _respond_error(sentence: str, status: int) -> Response:
-    return JSONResponse({"sentence": sentence}, status)
+    return SafeJSONResponse({"sentence": neutralise(sentence)}, status)
+
+
+def _respond_user_error(request: Request, problem: Exception) -> Response:
+    return _respond_error(str(problem), 400)
+
+
+def _read_number(request: Request) -> int:
+    """Return the number of an address; one that is too long stands for nothing, and is larger than all others."""
+    text = request.path_params["number"]
+    if not (text.isascii() and text.isdecimal()):
+        raise UserError("The address must end in a whole number.")
+    return int(text) if len(text) <= MAX_DIGITS else 10**MAX_DIGITS
 
 
 def _respond_no_model() -> Response:

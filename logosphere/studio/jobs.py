@@ -1,13 +1,15 @@
 """Jobs of the studio: functions that run in a thread and emit events, and stop when they have no viewers.
 
 A job keeps all its events, so that every viewer gets all of them from the first on, at its own speed, without
-delaying the others. The functions that jobs run generate texts and measure the ELBO over time.
+delaying the others. It takes one of the places of the pool until its thread ends, with or without viewers. The
+functions that jobs run generate texts and measure the ELBO over time.
 """
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -24,10 +26,13 @@ from logosphere.sampling.registry import sampler
 from logosphere.sampling.trajectory import Recorder, TrajectoryFrame
 from logosphere.studio.models import StudioModel
 from logosphere.studio.requests import GenerateRequest, resolve_holds, to_command, to_python
+from logosphere.terminal import neutralise
 from logosphere.types import Batch
 
 MAX_JOBS, MAX_VIEWERS, KEPT_JOBS = 4, 100, 4
 """Jobs that run at once, viewers of each, and finished jobs that can still be watched."""
+LOCK_SECONDS = 0.05
+"""How often a job that waits for its model looks whether it has been stopped."""
 
 
 class Event(NamedTuple):
@@ -49,9 +54,15 @@ class LimitReached(Exception):
 class Job(threading.Thread):
     """A running function and all its events so far."""
 
-    def __init__(self, number: int, function: "JobFunction", loop: asyncio.AbstractEventLoop):
-        super().__init__(daemon=True)
-        self.number, self.function, self.loop = number, function, loop
+    def __init__(
+        self,
+        number: int,
+        function: "JobFunction",
+        loop: asyncio.AbstractEventLoop,
+        on_finish: "Callable[[Job], None]" = lambda job: None,
+    ):
+        super().__init__(daemon=True, name=f"job {number}")
+        self.number, self.function, self.loop, self.on_finish = number, function, loop, on_finish
         self.events = list[Event]()
         self.is_finished = False
         """Whether the last event has been emitted."""
@@ -62,14 +73,24 @@ class Job(threading.Thread):
 
     def run(self) -> None:
         try:
+            sentence = self._find_failure()
+            if sentence:
+                with suppress(JobStopped):
+                    self.emit("failed", {"sentence": neutralise(sentence)})
+        finally:
+            self._call_in_loop(self._finish)
+
+    def _find_failure(self) -> str:
+        """Run the function; return what failed. A panic of Rust, which is no Exception, ends only this job."""
+        try:
             self.function(self)
         except JobStopped:
-            pass
+            return ""
         except UserError as problem:
-            self.emit("failed", {"sentence": str(problem)})
-        except Exception as problem:
-            self.emit("failed", {"sentence": f"This should not happen ({type(problem).__name__}: {problem})."})
-        self._call_in_loop(self._finish)
+            return str(problem)
+        except BaseException as problem:
+            return f"This should not happen ({type(problem).__name__}: {problem})."
+        return ""
 
     def emit(self, name: str, content: dict[str, Any]) -> None:
         """Emit an event; raise JobStopped if the job has been stopped."""
@@ -92,6 +113,7 @@ class Job(threading.Thread):
 
     def _finish(self) -> None:
         self.is_finished = True
+        self.on_finish(self)
         self._wake()
 
     def _wake(self) -> None:
@@ -126,19 +148,26 @@ class JobPool:
 
     def __init__(self, max_jobs: int = MAX_JOBS):
         self.max_jobs, self.count, self.jobs = max_jobs, 0, dict[int, Job]()
+        self._unfinished = set[Job]()
+        """All jobs whose threads have not ended, also those without viewers, which `jobs` no longer has."""
 
     @property
     def running(self) -> int:
-        """The number of unfinished jobs with viewers."""
-        return sum(job.viewers > 0 and not job.is_finished for job in self.jobs.values())
+        """The number of unfinished jobs."""
+        return len(self._unfinished)
 
     def submit(self, function: JobFunction) -> Job:
         """Start a job, with one viewer."""
         if self.running >= self.max_jobs:
             raise LimitReached(f"{self.running} jobs are running already; wait for one of them or stop it.")
-        self.count += 1
-        job = self.jobs[self.count] = Job(self.count, function, asyncio.get_running_loop())
-        job.start()
+        job = Job(self.count + 1, function, asyncio.get_running_loop(), self._unfinished.discard)
+        try:
+            job.start()
+        except RuntimeError as problem:  # the system starts no more threads
+            raise LimitReached(f"This machine cannot start the job ({problem}); close other programs.") from None
+        self.count = job.number
+        self.jobs[job.number] = job
+        self._unfinished.add(job)
         return job
 
     def add_viewer(self, number: int) -> Job:
@@ -166,13 +195,25 @@ TIME_BINS, ELBO_SEQUENCES = 12, 32
 """Bins of time and sequences of held-out text for the ELBO over time."""
 
 
+@contextmanager
+def hold_model(job: Job, studio_model: StudioModel) -> Iterator[None]:
+    """Take the lock of a model; a job that is stopped while it waits ends at once instead of keeping its place."""
+    while not studio_model.lock.acquire(timeout=LOCK_SECONDS):
+        if job.is_stopping:
+            raise JobStopped
+    try:
+        if job.is_stopping:
+            raise JobStopped
+        yield
+    finally:
+        studio_model.lock.release()
+
+
 def make_generate_job(studio_model: StudioModel, request: GenerateRequest) -> JobFunction:
     """Return a function that generates texts and emits `begun`, a `moment` after every step, and `done`."""
 
     def run(job: Job) -> None:
-        with studio_model.lock:
-            if job.is_stopping:
-                raise JobStopped
+        with hold_model(job, studio_model):
             _generate(job, studio_model, request)
 
     return run
@@ -237,9 +278,7 @@ def make_elbo_job(studio_model: StudioModel) -> JobFunction:
     """Return a function that measures the ELBO over time and emits a `slice` for each bin of time, and `done`."""
 
     def run(job: Job) -> None:
-        with studio_model.lock:
-            if job.is_stopping:
-                raise JobStopped
+        with hold_model(job, studio_model):
             model = studio_model.model
             if model.process.kind == "exact":
                 raise UserError("This model has an exact likelihood; there is no bound to measure over time.")

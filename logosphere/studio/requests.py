@@ -1,6 +1,5 @@
 """Requests of the page to generate texts, checked and limited in size, and the same as command line and Python code."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from logosphere.data.tokenizers import Prompt, Tokenizer, encode_infill, encode_
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.sampling.registry import sampler_info
+from logosphere.terminal import quote_command
 from logosphere.types import Positions, Tokens
 
 MAX_STEPS, MAX_TEXTS, MAX_PROMPT, MAX_TOKENS = 1024, 8, 4000, 16384
@@ -163,7 +163,7 @@ def to_command(request: GenerateRequest, name: str, held: HeldPositions | None, 
         argv += ["--top-p", repr(request.top_p)]
     if held is not None:
         argv += _known_arguments(request, held, tokenizer)
-    return shlex.join(argv)
+    return quote_command(argv)
 
 
 def _known_arguments(request: GenerateRequest, held: HeldPositions, tokenizer: Tokenizer) -> list[str]:

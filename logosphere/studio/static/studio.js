@@ -159,7 +159,7 @@ const studio = {
     this.systems = new Map([...systems, ...gone].map(one => [one.number, one]));
     $("reports").hidden = !reports.length;
     const listed = $("report").options.length;
-    $("report").append(...reports.slice(listed).map((name, i) => new Option(name, listed + i)));
+    $("report").append(...reports.slice(listed).map(({ name, path }) => new Option(name, path)));
   },
 
   get state() {
@@ -196,8 +196,8 @@ $("temperature").addEventListener("input", () => { studio.warmed = true; });
 $("theme").addEventListener("click", () => studio.show()); // pictures are drawn in the colours of the theme
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => studio.show());
 
-$("report").addEventListener("change", () => { $("sheet").src = `reports/${$("report").value}`; });
-$("reports").addEventListener("toggle", () => { if ($("reports").open && !$("sheet").src) $("sheet").src = `reports/${$("report").value}`; });
+$("report").addEventListener("change", () => { $("sheet").src = $("report").value; });
+$("reports").addEventListener("toggle", () => { if ($("reports").open && !$("sheet").src) $("sheet").src = $("report").value; });
 
 try {
   const { systems, samplers, reports, limits, unreadable } = await fetchJson("systems");
