@@ -69,9 +69,9 @@ def test_runs_and_reports_that_begin_later_are_listed(workplace: Path) -> None:
         assert "event: done" in stream
         for end in ("html", "md", "json"):
             Path(f"out.{end}").write_text("a report")
-        listed = client.get(f"/{TOKEN}/systems").json()["reports"]
-        assert [one["name"] for one in listed] == ["out.html"]
-        assert client.get(listed[0]["path"].removeprefix("..")).text == "a report"
+        offered = client.get(f"/{TOKEN}/systems").json()["reports"]
+        assert [one["name"] for one in offered] == ["out.html"]
+        assert client.get(offered[0]["path"].removeprefix("..")).text == "a report"
         shutil.rmtree("runs/later")
         assert listed(client).keys() == before.keys()
         shutil.copytree(workplace, "runs/later")

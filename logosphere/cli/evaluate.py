@@ -16,7 +16,7 @@ from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.plots import draw_chart
-from logosphere.runs.compare import CompareConfig, compare_runs
+from logosphere.runs.compare import CompareConfig, Comparison, compare_runs
 from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
@@ -112,16 +112,20 @@ def compare(arguments: Compare, argv: list[str]) -> int:
         measure=arguments.measure,
         samples=arguments.samples,
     )
-    comparison = compare_runs(config, DISPLAY)
+    comparison = compare_runs(config, DISPLAY, lambda ranked: _show_ranks(ranked, json=arguments.json))
     if comparison.stopped:
         return 130
     if comparison.files:
         page, *others = comparison.files
         size = page.stat().st_size / 1e6
         log(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in others)} in the same folder")
-    if arguments.json:
+    return 0
+
+
+def _show_ranks(comparison: Comparison, *, json: bool) -> None:
+    if json:
         print_json({"rows": [_row(row) for row in comparison.rows], "remarks": list(comparison.remarks)})
-        return 0
+        return
     first = comparison.rows[0].report
     show(format_leaderboard(comparison.rows))
     for baselines in dict.fromkeys(row.report.baselines for row in comparison.rows if not first.text_sha256):
@@ -130,7 +134,6 @@ def compare(arguments: Compare, argv: list[str]) -> int:
     for remark in comparison.remarks:
         log(remark, "bold")
     log(f"{first.data}: {first.sample_size}, of {plural(first.length, 'token')}")
-    return 0
 
 
 def _row(row: LeaderboardRow) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from logosphere.io import json_safe, write_atomic, write_json
 from logosphere.report import figures, tables
 from logosphere.report.comparison import ComparisonReport, MetricInfo
+from logosphere.report.markdown import code_block, code_span, escape_text
 from logosphere.report.page import Player, read_asset, render_page, render_players
 from logosphere.report.svg import STYLE, draw_swatch
 from logosphere.report.tables import Table
@@ -220,9 +221,9 @@ def write_comparison_report(report: ComparisonReport, page: Path) -> list[Path]:
 def render_markdown(report: ComparisonReport) -> str:
     """Render the tables, one text of each system, and the provenance as Markdown."""
     parts = [
-        f"# {report.title}",
-        f"{report.data}: {report.sequences:,} held-out sequences of {report.length}, {report.draws} draws each; "
-        f"budget {report.budget or 'not equal'}; {report.created}.",
+        f"# {escape_text(report.title)}",
+        f"{escape_text(report.data)}: {report.sequences:,} held-out sequences of {report.length}, "
+        f"{report.draws} draws each; budget {escape_text(report.budget or 'not equal')}; {escape_text(report.created)}.",
         "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may be above or below the likelihood. "
         "Differences are paired over sequences.",
         "## Likelihood", _render_markdown_table(tables.tabulate_likelihood(report)),
@@ -231,26 +232,21 @@ def render_markdown(report: ComparisonReport) -> str:
         parts += ["## Published results", _render_markdown_table(tables.tabulate_published(report))]
     if any(entry.samplings for entry in report.entries):
         parts += ["## Samples", _render_markdown_table(tables.tabulate_samples(report))]
-        parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.metrics), *report.notes]
-        parts += [f"**{entry.name}**\n\n{_indent(entry.texts[0])}" for entry in report.entries if entry.texts]
+        listed = [f"- {escape_text(m.title)}: {escape_text(m.definition)}." for m in report.metrics]
+        parts += ["\n".join(listed), *map(escape_text, report.notes)]
+        parts += [
+            f"**{escape_text(entry.name)}**\n\n{code_block(entry.texts[0])}" for entry in report.entries if entry.texts
+        ]
     parts += ["## Costs", _render_markdown_table(tables.tabulate_costs(report))]
     parts += ["## Trainings", _render_markdown_table(tables.tabulate_seeds(report))]
-    provenance = f"Text sha256 {report.corpus_sha256}; tokenizer {report.tokenizer}."
-    parts += [f"Command: `{' '.join(report.command)}`. {provenance}"]
+    provenance = f"Text sha256 {escape_text(report.corpus_sha256)}; tokenizer {escape_text(report.tokenizer)}."
+    parts += [f"Command: {code_span(' '.join(report.command))}. {provenance}"]
     return "\n\n".join(parts) + "\n"
 
 
 def _render_markdown_table(table: Table) -> str:
-    heads = [f"{head} ({remark})" if remark else head for head, remark in table.heads]
+    heads = [escape_text(f"{head} ({remark})" if remark else head) for head, remark in table.heads]
     left = {0, *table.prose_columns}
     rule = ["---" if i in left else "---:" for i in range(len(heads))]
-    rows = [[_escape_cell(cell) for cell in row.cells] for row in table.rows]
+    rows = [[escape_text(cell) for cell in row.cells] for row in table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, rule, *rows])
-
-
-def _escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines() or [""])

@@ -1,7 +1,7 @@
 """Comparison as one function: train systems alike, measure runs on the same sequences, rank them, write one report."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -238,10 +238,13 @@ def open_saved(path: Path) -> Run:
     return run
 
 
-def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison:
+def compare_runs(
+    config: CompareConfig, display: Display = SILENT, on_ranked: Callable[[Comparison], None] = lambda ranked: None
+) -> Comparison:
     """Train what is missing, measure every run on the same sequences, rank them, and write a report if requested.
 
-    What is finished is not done again, so a stopped comparison continues when it is called again.
+    What is finished is not done again, so a stopped comparison continues when it is called again. `on_ranked` takes the
+    ranks before a report is made, so that they are not lost if it cannot be written.
     """
     if not config.systems.strip(", ") and not config.runs:
         raise UserError("Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2")
@@ -266,20 +269,23 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     groups = _shorten_names(groups)
     if have_different_tokenizers(runs):
         rows = _rank_by_bytes(groups, config, display)
-        return Comparison(rows, [], remarks=_explain_rows(rows, groups))
+        ranked = Comparison(rows, [], remarks=_explain_rows(rows, groups))
+        on_ranked(ranked)
+        return ranked
     reader = next((run for run in runs if not run.is_imported), runs[0])
     corpus = open_run_data(reader, display, config.measure.data, config.measure.column)
     reports = {
         name: [_measure(run, config.measure, corpus, display) for run in group] for name, group in groups.items()
     }
     rows = rank_reports(reports)
-    remarks = _explain_rows(rows, groups)
+    ranked = Comparison(rows, [], remarks=_explain_rows(rows, groups))
+    on_ranked(ranked)
     if config.report is None:
-        return Comparison(rows, [], remarks=remarks)
+        return ranked
     if config.samples.samples:
         chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
     report = make_report(rows, groups, corpus, chosen, config.samples, config.measure, display)
-    return Comparison(rows, write_comparison_report(report, config.report), remarks=remarks)
+    return replace(ranked, files=write_comparison_report(report, config.report))
 
 
 def _explain_rows(rows: list[LeaderboardRow], groups: dict[str, list[Run]]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import yaml
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import Report
 from logosphere.io import WEIGHTS
+from logosphere.report.markdown import code_block, code_span, escape_text
 from logosphere.runs.run import KINDS, Run
 from logosphere.runs.training_records import TrainingRecord, sum_records
 from logosphere.systems import preset_label, system
@@ -107,17 +108,19 @@ def make_card(
 
 def _model_facts(run: Run, title: str, paper: str) -> list[tuple[str, str]]:
     spec = run.spec
-    facts = [("system", f"`{spec.system}`: {title}" + (f" ({paper})" if paper else ""))]
+    facts = [("system", f"{code_span(spec.system)}: {title}" + (f" ({paper})" if paper else ""))]
     if spec.published is None:
         network = run.config.network
-        facts.append(("preset", preset_label(spec)))
+        facts.append(("preset", escape_text(preset_label(spec))))
         if not run.content.get("plugins"):
             facts.append(("network", f"{network.depth} blocks of width {network.width}, {network.heads} heads"))
     else:
         origin = spec.checkpoint or {}
-        revision = f", revision {origin['revision']}" if origin.get("revision") else ""
-        facts.append(("imported from", f"{public_name(str(origin.get('source', 'unknown')))}{revision}"))
-        facts.append(("licence of the source", str(origin.get("licence") or "not recorded; see the source")))
+        revision = f", revision {escape_text(str(origin['revision']))}" if origin.get("revision") else ""
+        facts.append(("imported from", f"{escape_text(public_name(str(origin.get('source', 'unknown'))))}{revision}"))
+        facts.append(
+            ("licence of the source", escape_text(str(origin.get("licence") or "not recorded; see the source")))
+        )
     return [*facts, ("vocabulary", plural(spec.vocab_size, "token")), ("length", plural(spec.length, "token"))]
 
 
@@ -126,15 +129,20 @@ def _training_facts(run: Run) -> list[tuple[str, str]]:
     if not trainings:
         return [("training", "not recorded")]
     whole, corpus = sum_records(trainings), run.content.get("corpus", {})
-    facts = [("data", whole.data + (f", sha256 `{corpus['sha256']}`" if corpus.get("sha256") else ""))]
+    facts = [
+        (
+            "data",
+            escape_text(whole.data) + (f", sha256 {code_span(str(corpus['sha256']))}" if corpus.get("sha256") else ""),
+        )
+    ]
     facts.append(("tokens seen", f"{whole.tokens:,} in {plural(whole.steps, 'step')}"))
     spent = f"{whole.cpu_seconds / 60:.1f} CPU minutes"
     lines = [line["seconds"] for line in run.metrics() if isinstance(line.get("seconds"), int | float)]
     if lines:
         spent += f", {lines[-1] / 60:.1f} minutes of wall-clock time in the last training"
-    facts.append(("compute", f"{spent}; device `{run.config.device}`{_machine(run.path / 'env.json')}"))
+    facts.append(("compute", f"{spent}; device {code_span(run.config.device)}{_machine(run.path / 'env.json')}"))
     if trainings[-1].begin:
-        facts.append(("began with", trainings[-1].begin))
+        facts.append(("began with", escape_text(trainings[-1].begin)))
     return facts
 
 
@@ -143,7 +151,7 @@ def _machine(path: Path) -> str:
     try:
         content = loads(path.read_bytes())
         versions = ", ".join(f"{name} {content['packages'][name]}" for name in ("logosphere", "torch"))
-        return f"; {plural(int(content['processors']), 'processor')}; {versions}"
+        return f"; {plural(int(content['processors']), 'processor')}; {escape_text(versions)}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -163,7 +171,7 @@ def _likelihoods(reports: Sequence[Report]) -> str:
         (
             f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit}",
             report.kind_and_path,
-            report.data,
+            escape_text(report.data),
             f"{report.sample_size}, of {plural(report.length, 'token')}; {report.precision}",
         )
         for report in reports
@@ -175,12 +183,11 @@ def _likelihoods(reports: Sequence[Report]) -> str:
 def _samples(samples: Sequence[str]) -> str:
     if not samples:
         return NO_SAMPLES
-    texts = ["\n".join(f"    {line}" for line in text.splitlines() or [""]) for text in samples]
-    return "Not selected:\n\n" + "\n\n".join(texts)
+    return "Not selected:\n\n" + "\n\n".join(map(code_block, samples))
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+        return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", " ".join(cell.split())) for cell in cells) + " |"
 
     return "\n".join([line(titles), "|" + "---|" * len(titles), *(line(row) for row in rows)])
