@@ -223,7 +223,8 @@ def render_markdown(report: ComparisonReport) -> str:
     parts = [
         f"# {escape_text(report.title)}",
         f"{escape_text(report.data)}: {report.sequences:,} held-out sequences of {report.length}, "
-        f"{report.draws} draws each; budget {escape_text(report.budget or 'not equal')}; {escape_text(report.created)}.",
+        f"{report.draws} draws each; budget {escape_text(report.budget or 'not equal')}; "
+        f"{escape_text(report.created)}.",
         "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may be above or below the likelihood. "
         "Differences are paired over sequences.",
         "## Likelihood", _render_markdown_table(tables.tabulate_likelihood(report)),
