@@ -136,6 +136,15 @@ class LimitedConnection(H11Protocol):
         super().resume_writing()
         self._watch()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request as late as other refusals."""
+        self.flow.pause_reading()
+        self.loop.call_later(self.limits.refusal_seconds, self._send_400, msg)
+
+    def _send_400(self, message: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(message)
+
     def _should_upgrade(self) -> bool:
         return False  # refused by the application; the parent would log two lines for each
 

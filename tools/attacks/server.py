@@ -339,7 +339,7 @@ def read_nothing(count: int, world: ServerWorld) -> None:
 @attack(
     b"\x00\r\n\r\n",
     b"GET / HTTP/1.1\r\n\r\n",
-    b"GET /%1b%5d52 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n",
+    b"GET /%1b%5d52 HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade, close\r\n\r\n",
 )
 def flood_log(content: bytes, world: ServerWorld) -> None:
     """Each wrong request is logged, so that the log fills the disk."""
