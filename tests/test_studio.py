@@ -444,3 +444,84 @@ def test_closing_the_page_stops_its_job(library: Library) -> None:
         assert submitted[0].is_stopping and not submitted[0].is_alive() and pool.running == 0
         server.should_exit = True
         thread.join(20)
+
+
+class Panic(BaseException):
+    """As the library of tokenizers raises it: no Exception."""
+
+
+@pytest.mark.parametrize("problem", [Panic("panicked"), SystemExit(1), KeyboardInterrupt(), MemoryError()])
+def test_a_job_ends_and_frees_its_place_whatever_it_raises(problem: BaseException) -> None:
+    def work(job: Job) -> None:
+        raise problem
+
+    async def run() -> None:
+        pool = JobPool(max_jobs=1)
+        for _ in range(2):
+            job = pool.submit(work)
+            assert [event.name async for event in job.stream()] == ["failed"]
+            assert type(problem).__name__ in job.events[0].content["sentence"]
+            pool.remove_viewer(job)
+        assert pool.running == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_stopped_job_that_fails_ends_too() -> None:
+    def work(job: Job) -> None:
+        job.stop()
+        raise ls.UserError("wrong")
+
+    async def run() -> None:
+        pool = JobPool()
+        job = pool.submit(work)
+        assert [event async for event in job.stream()] == [] and pool.running == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_jobs_without_viewers_count_until_they_end(models: list[StudioModel]) -> None:
+    released = threading.Event()
+
+    def block(job: Job) -> None:
+        released.wait(60)
+
+    async def run() -> None:
+        pool = JobPool(max_jobs=2)
+        blocked = [pool.submit(block) for _ in range(2)]
+        for job in blocked:
+            pool.remove_viewer(job)
+        assert pool.running == 2
+        with pytest.raises(LimitReached, match="2 jobs are running"):
+            pool.submit(block)
+        released.set()
+        for job in blocked:
+            await asyncio.to_thread(job.join, 20)
+        await asyncio.sleep(0)
+        with models[0].lock:  # another job uses the model
+            waiting = pool.submit(make_generate_job(models[0], GenerateRequest(system=0)))
+            pool.remove_viewer(waiting)
+            await asyncio.to_thread(waiting.join, 20)
+        await asyncio.sleep(0)
+        assert pool.running == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("digits", [9, 10, 4300, 5000])
+@pytest.mark.parametrize("route", ["curves", "ways", "watch"])
+def test_numbers_of_any_length_are_refused(client: TestClient, route: str, digits: int) -> None:
+    assert client.get(f"/{TOKEN}/{route}/{'9' * digits}").status_code in (400, 404)
+    assert client.get(f"/{TOKEN}/{route}/x").status_code == 400
+
+
+def test_handshakes_of_websockets_are_refused(client: TestClient) -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket"}
+    assert client.get(f"/{TOKEN}/", headers=headers).status_code == 400
+    assert client.get("/x/", headers=headers).status_code == 403
+
+
+def test_answers_with_half_of_a_surrogate_pair_can_be_encoded(client: TestClient) -> None:
+    content = b'{"system": 0, "sampler": "\\ud800"}'
+    response = client.post(f"/{TOKEN}/generate", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and "\\ud800" in response.json()["sentence"]

@@ -1,6 +1,9 @@
 """Tokenizers: round trips, saving and loading, and errors for text that cannot be encoded."""
 
 import json
+import pickle
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logosphere.data.text8 import text8_filter
+from logosphere.data.tokenizer_limits import LimitedCalls, TokenizerFailure
 from logosphere.data.tokenizer_registry import (
     SubwordTokenizer,
     load_tokenizer,
@@ -243,3 +247,39 @@ def test_characters_outside_the_alphabet_are_named_in_long_texts() -> None:
 @given(st.text(), st.text())
 def test_alphabets_are_merged(text: str, other: str) -> None:
     assert merge_alphabet(text, merge_alphabet(other)) == "".join(sorted(set(text) | set(other)))
+
+
+def _with_pattern(pattern: str, place: str) -> SubwordTokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    model = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "a" * 60 + "!": 2}, "[UNK]"))
+    if place == "encode":
+        model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    else:
+        model.decoder = decoders.Replace(Regex(pattern), "b")
+    return SubwordTokenizer.from_json(model.to_str(), "hostile")
+
+
+@pytest.mark.parametrize("place", ["encode", "decode"])
+def test_a_panic_of_the_library_is_a_user_error(place: str) -> None:
+    tokenizer = _with_pattern("(a+)+$", place)
+    with pytest.raises(UserError, match=f"cannot {place}"):
+        tokenizer.encode("a" * 60 + "!") if place == "encode" else tokenizer.decode([2])
+
+
+def test_work_of_a_tokenizer_is_given_up_after_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logosphere.data.tokenizer_limits.SECONDS", 0.05)
+    calls, ended = LimitedCalls(), threading.Event()
+    with pytest.raises(TokenizerFailure, match="more than"):
+        calls(lambda: ended.wait(60), 1)
+    with pytest.raises(TokenizerFailure, match="still busy"):
+        calls(lambda: 1, 1)
+    ended.set()
+    monkeypatch.setattr("logosphere.data.tokenizer_limits.SECONDS", 60.0)
+    end, found = time.monotonic() + 60, 0
+    while not found and time.monotonic() < end:
+        try:
+            found = calls(lambda: 2, 1)
+        except TokenizerFailure:
+            time.sleep(0.01)
+    assert found == 2 and pickle.loads(pickle.dumps(calls))(lambda: 3, 1) == 3

@@ -2,7 +2,6 @@
 
 import io
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -210,6 +209,8 @@ def _make_run(world: Path, text: str) -> Path:
 
 def _read_terminal(argv: list[str], folder: Path) -> str:
     """Run a command on a pseudo-terminal; return what it wrote there."""
+    import pty  # not on Windows
+
     main_end, other = pty.openpty()
     environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb"}
     process = subprocess.Popen(argv, cwd=folder, stdout=other, stderr=subprocess.PIPE, env=environment)
