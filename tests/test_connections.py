@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("uvicorn")
 resource = pytest.importorskip("resource")
-import httpx
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+import httpx  # noqa: E402
+from starlette.applications import Starlette  # noqa: E402
+from starlette.responses import PlainTextResponse  # noqa: E402
+from starlette.routing import Route  # noqa: E402
 
-from logosphere.studio.connections import Limits, RateLimit, count_places, make_server
+from logosphere.studio.connections import Limits, RateLimit, count_places, make_server  # noqa: E402
 
 SHORT = Limits(connections=8, header_seconds=0.3, body_seconds=0.3, stall_seconds=0.3, refusal_seconds=0.0)
 

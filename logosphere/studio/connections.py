@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import proxy
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -92,7 +93,7 @@ class LimitedConnection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ):
-        super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        super().__init__(config, server_state, {**app_state, "connection": proxy(self)}, _loop)
         self.places, self.limits = places, limits
         self.is_trusted = False
         """Whether its last request was accepted."""
@@ -118,6 +119,8 @@ class LimitedConnection(H11Protocol):
         self._set_timer(None)
         self._unset_keepalive_if_required()  # which the parent leaves to run where the connection was reset
         super().connection_lost(exc)
+        # A cycle of references lives until the whole heap is searched, which is rare beside a large model.
+        self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
