@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,12 @@ from logosphere.report.write import render_html
 
 pytest.importorskip("starlette")
 webdriver = pytest.importorskip("selenium.webdriver")
+from browser_helpers import CHROMIUM, DRIVER, opened, serve, until  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
-from test_studio_page import DRIVER, opened, serve, until  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None or DRIVER is None, reason="needs chromium and chromedriver"),
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"),
 ]
 SCRIPT = """
 document.documentElement.dataset.ran = "yes";

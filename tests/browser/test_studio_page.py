@@ -7,10 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,21 +18,16 @@ from logosphere.report.write import render_html
 
 pytest.importorskip("starlette")
 webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.chrome.service import Service  # noqa: E402
+from browser_helpers import CHROMIUM, DRIVER, command, opened, serve, until  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"),
 ]
 SMALL = ["--length", "24", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
 SMALL += ["--validation-sequences", "8", "--validations", "1", "--steps", "4"]
-
-
-def command(*argv: str) -> list[str]:
-    return [sys.executable, "-m", "logosphere", *argv]
 
 
 @pytest.fixture(scope="module")
@@ -54,46 +46,6 @@ def address(folder: Path) -> Iterator[str]:
         yield address
 
 
-@contextmanager
-def serve(folder: Path, *argv: str) -> Iterator[str]:
-    with subprocess.Popen(command("studio", *argv), cwd=folder, stdout=subprocess.PIPE, text=True) as studio:
-        assert studio.stdout is not None
-        found = re.search(r"http://\S+", studio.stdout.readline())
-        try:
-            assert found
-            yield found[0]
-        finally:
-            studio.terminate()
-
-
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1240,1100",
-    "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
-
-
-@contextmanager
-def opened(address: str, folder: Path) -> Iterator["webdriver.Chrome"]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for argument in FLAGS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options=options, service=Service(DRIVER)) as chrome:
-        for _ in range(100):  # the server listens before it can respond
-            chrome.get(address)
-            if "Logosphere studio" in chrome.title:
-                break
-            time.sleep(0.1)
-        until(lambda: len(chrome.find_elements(By.CSS_SELECTOR, ".pane")) == 1)
-        saving = {"behavior": "allow", "downloadPath": str(folder / "saved")}
-        chrome.execute_cdp_cmd("Browser.setDownloadBehavior", saving)
-        yield chrome
-        refused = [line for line in chrome.get_log("browser") if "400 (Bad Request)" not in line["message"]]
-        assert refused == []
-
-
 @pytest.fixture
 def browser(address: str, folder: Path) -> Iterator["webdriver.Chrome"]:
     with opened(address, folder) as chrome:
@@ -106,13 +58,6 @@ def stories(folder: Path) -> Iterator["webdriver.Chrome"]:
     (folder / "empty").mkdir(exist_ok=True)
     with serve(folder / "empty") as address, opened(address, folder) as chrome:
         yield chrome
-
-
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "the page did not reach the expected state in time"
-        time.sleep(0.05)
 
 
 def generate(chrome: "webdriver.Chrome", steps: int = 8) -> None:
