@@ -30,7 +30,7 @@ from logosphere.runs.budget import (
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.recipes import recipe
-from logosphere.runs.run import Run, latest_run, list_runs
+from logosphere.runs.run import Run, latest_run, usable_runs
 from logosphere.runs.trackers import check_tracker, tracked
 from logosphere.runs.train import (
     RESULT,
@@ -131,15 +131,21 @@ def _open_created(run: Run, arguments: Train) -> tuple[Run, Corpus]:
     return run, open_again(run, arguments.config, DISPLAY)
 
 
+def _note(remark: str) -> None:
+    """Show a remark of the main process."""
+    if rank() == 0:
+        log(escape(remark))
+
+
 def find_resumed(arguments: Train, argv: list[str]) -> Run:
     """The run in --out, or the last one that agrees with the other options; a run keeps its own settings.
 
     A run with the budget of the options is preferred to one that it would extend.
     """
-    places = [arguments.out] if arguments.out is not None else list_runs() or [latest_run()]
+    places = [arguments.out] if arguments.out is not None else list(usable_runs(notify=_note)) or [latest_run()]
     other, extended = "", None
     for place in places:
-        found = Run(place)
+        found = Run(place, trust_references=True)  # who continues a training has agreed to its data
         if reason := explain_unresumable(found):
             other = other or reason
             continue
