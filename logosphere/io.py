@@ -21,7 +21,7 @@ from logosphere.origin import MARK, is_marked, mark
 from logosphere.untrusted import NotAnObject, open_regular, read_object, read_regular
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, dtype, nn
 
 RECIPE, WEIGHTS, EMA_WEIGHTS = "recipe.json", "model.safetensors", "ema.safetensors"
 REMASKER = "remasker.safetensors"
@@ -268,16 +268,18 @@ def check_sha256(path: Path, wanted: str | None, found: str | None) -> None:
         )
 
 
-def all_finite(tensor: "Tensor") -> bool:
-    """Whether all values are finite; read a part at a time, because large tensors may be mapped from a file.
+def all_finite(tensor: "Tensor", target: "dtype | None" = None) -> bool:
+    """Whether all values are finite, also in the type `target`, to which numbers of a wider one may be too large.
 
-    By their extremes, which are NaN or infinite otherwise: `isfinite` would allocate as much again, and between tensors
-    that stay the freed memory is lost in pieces, half of the size of a model.
+    They are read a part at a time, because large tensors may be mapped from a file; by their extremes, which are NaN or
+    infinite otherwise: `isfinite` would allocate as much again, and between tensors that stay the freed memory is lost
+    in pieces, half of the size of a model.
     """
     import torch
 
     parts = tensor.detach().reshape(-1).split(FINITE_CHUNK)
-    return all(bool(torch.stack(torch.aminmax(part)).isfinite().all()) for part in parts if part.numel())
+    extremes = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
+    return all(bool(found.to(target or found.dtype).isfinite().all()) for found in extremes)
 
 
 def current_name(name: str, expected: Collection[str]) -> str:
@@ -306,7 +308,8 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *
             raise UserError(f"{path} does not belong to this model: {name} has the shape {shapes}.")
         if tensor.is_floating_point() != expected[name].is_floating_point():
             raise UserError(f"{path} does not belong to this model: {name} holds {tensor.dtype}.")
-        if tensor.is_floating_point() and not all_finite(tensor):
+        target = tensor.dtype if assign else expected[name].dtype
+        if tensor.is_floating_point() and not all_finite(tensor, target):
             raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
     module.load_state_dict(tensors, assign=assign)
 

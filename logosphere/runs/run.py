@@ -9,7 +9,6 @@ begin.safetensors  what it began with, if not with random weights
 """
 
 import json
-import math
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
@@ -55,11 +54,10 @@ from logosphere.pretrained import (
     resolve_folder,
 )
 from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
+from logosphere.runs.metrics import read_metrics
 from logosphere.runs.training_records import ParentCheckpoint, TrainingRecord, read_records
 from logosphere.systems.registry import outside_parts
 from logosphere.training.checkpoint import is_older, newest, read_hashes
-from logosphere.types import Kind
-from logosphere.untrusted import MAX_LOG, read_regular
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
@@ -285,14 +283,7 @@ class Run:
 
         A run killed while writing may leave half a line at the end, and one that diverged has logged NaN.
         """
-        path = self.path / "metrics.jsonl"
-        try:
-            lines = read_regular(path, MAX_LOG, inside=self.path).splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as problem:
-            raise UserError(f"{path} cannot be read ({problem.strerror}); restore it from a copy.") from None
-        return [line for line in map(_read_metrics, lines) if line is not None]
+        return read_metrics(self.path / "metrics.jsonl")
 
     def bits(self, part: str) -> list[tuple[float, float]]:
         """The curve of a training: steps, and bits per unit in training (train) or on held-out text (val)."""
@@ -320,30 +311,6 @@ class Run:
             holder.write_text(str(os.getpid()), encoding="utf-8")
             stack.callback(holder.unlink, missing_ok=True)
             yield
-
-
-WORDS = ("val/kind",)
-"""Metrics that are words; all others are numbers, or true."""
-
-
-def _read_metrics(line: bytes) -> dict[str, Any] | None:
-    """The values of a line of metrics that can be used; None for a line without a valid step."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict):
-        return None
-    step = content.get("step", 0)
-    if type(step) is not int or not 0 <= step < 1 << 53:
-        return None
-    return {name: value for name, value in content.items() if _is_metric(name, value)}
-
-
-def _is_metric(name: str, value: object) -> bool:
-    if name in WORDS:
-        return isinstance(value, str) and value in get_args(Kind)
-    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < math.inf)
 
 
 def _link_or_copy(file: Path, place: Path) -> None:

@@ -23,6 +23,7 @@ from logosphere.io import (
     EMA_WEIGHTS,
     FILES,
     WEIGHTS,
+    all_finite,
     check_sha256,
     file_sha256,
     load_strict,
@@ -276,6 +277,12 @@ def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -
     expected = {name: shape for name, shape in shapes.items() if int(name.partition(".")[0]) in begun}
     if {name: tensor.shape for name, tensor in tensors.items()} != expected:
         raise UserError(f"{path / 'optimizer.safetensors'} does not belong to this model; restore it from a copy.")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not all_finite(tensor, torch.float32):
+            raise UserError(
+                f"{path / 'optimizer.safetensors'} holds numbers that are not finite in {name} ({tensor.dtype}); use "
+                "an earlier checkpoint."
+            )
     saved["state"] = {
         place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in names[place]} for place in begun
     }
