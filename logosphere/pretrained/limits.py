@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from logosphere.checkpoints.families import TensorInfo
 from logosphere.checkpoints.headers import read_header
 from logosphere.errors import UserError
-from logosphere.io import current_name
+from logosphere.io import current_name, read_tensors
 from logosphere.model import Spec
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.registry import is_registered
@@ -51,6 +51,9 @@ def read_shapes(weights: Path) -> dict[str, TensorInfo]:
         raise UserError(f"{weights} is missing; is its folder complete?") from None
     except OSError as problem:
         raise UserError(f"{weights} cannot be read ({problem.strerror}); restore it from a copy.") from None
+    except UserError:
+        read_tensors(weights)  # refuses damaged files in the words of its own
+        raise
 
 
 def check_sizes(spec: Spec, found: Mapping[str, TensorInfo], place: Path) -> None:

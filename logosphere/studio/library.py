@@ -54,6 +54,8 @@ class Library:
         self.refresh()
         if not self.models:
             reason = next(iter(self.unreadable.values()), "There is nothing to open yet.")
+            if runs:
+                raise UserError(reason)
             raise UserError(f"{reason} Train a model with: logosphere train")
 
     def refresh(self) -> None:
