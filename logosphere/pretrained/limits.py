@@ -63,6 +63,7 @@ def check_sizes(spec: Spec, found: Mapping[str, TensorInfo], place: Path) -> Non
     sizes = {"vocab_size": max(spec.vocab_size - SPARE_TOKENS, 0)}
     if not is_registered(str(spec.options.get("body", "transformer"))):
         width, depth = (_size(network, name) for name in ("width", "depth"))
+        sizes |= {name: _size(network, name) for name in ("labels", "source", "signal")}
         sizes |= {"width": width, "depth": depth, "width × depth": width * depth}
     for name, size in sizes.items():
         if size > numbers:

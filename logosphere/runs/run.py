@@ -93,6 +93,7 @@ class Run:
                 f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
             )
         self.content = read_recipe(self.path / RECIPE)
+        _check_parts(self.content, self.path / RECIPE)
         self.trusted = trust_references or is_trusted(self.path)
         if trained and "recipe" not in self.content and not self.is_imported:
             place = quote_path(self.path)
@@ -311,6 +312,17 @@ class Run:
             holder.write_text(str(os.getpid()), encoding="utf-8")
             stack.callback(holder.unlink, missing_ok=True)
             yield
+
+
+def _check_parts(content: dict[str, Any], place: Path) -> None:
+    """Raise UserError unless the parts of a recipe that are read one by one are tables of the right kind."""
+    for part in ("model", "recipe", "corpus", "begun"):
+        if not isinstance(content.get(part, {}), dict):
+            raise UserError(f"{place} is damaged: '{part}' must hold names and values; restore it from a copy.")
+    corpus = content.get("corpus", {})
+    names = [corpus.get(name, "") for name in ("name", "sha256", "tokenizer")]
+    if not all(isinstance(name, str) for name in names) or not isinstance(corpus.get("labels", []), list | tuple):
+        raise UserError(f"{place} is damaged: 'corpus' must hold a name, hashes and labels; restore it from a copy.")
 
 
 def _link_or_copy(file: Path, place: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, shorten
 from logosphere.io import RECIPE
 from logosphere.pretrained import PREFIX, list_pretrained
 from logosphere.runs.run import Run
@@ -81,8 +81,8 @@ class Library:
                 return
             model = StudioModel(name, run)
             model.describe()  # also reads its tokenizer: a model without one has no texts to show
-        except UserError as problem:
-            self.unreadable[name] = str(problem)
+        except Exception as problem:  # one folder, whatever is in it, must not close the others
+            self.unreadable[name] = explain(name, problem)
             return
         self.models.append(model)
 
@@ -96,9 +96,14 @@ class Library:
             model = self.models[number]
             try:
                 described.append({"number": number} | model.describe())
-            except UserError as problem:
-                self.unreadable[name] = str(problem)
+            except Exception as problem:
+                self.unreadable[name] = explain(name, problem)
         return described
+
+
+def explain(name: str, problem: Exception) -> str:
+    """Why a folder is left out."""
+    return str(problem) if isinstance(problem, UserError) else f"{name} is damaged ({shorten(problem)})."
 
 
 def _find_runs() -> list[str]:

@@ -78,6 +78,8 @@ def install(folder: Path, draft: Path, step: int) -> Path:
     final = checkpoint_of(folder, step)
     sync(draft)
     shutil.rmtree(final, ignore_errors=True)
+    if not final.is_dir():
+        final.unlink(missing_ok=True)  # a file in its place
     replace_file(draft, final)
     sync(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})

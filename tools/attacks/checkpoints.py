@@ -66,7 +66,8 @@ class CheckpointWorld:
 def open_world(folder: Path) -> Iterator[CheckpointWorld]:
     with patch.dict(os.environ, {"XDG_DATA_HOME": str(folder / "data-home")}):
         (folder / "text.txt").write_text(TEXT)
-        run = create_run(CONFIG, open_corpus(str(folder / "text.txt"), "characters"), folder / "run")
+        config = replace(CONFIG, data=str(folder / "text.txt"))
+        run = create_run(config, open_corpus(config.data, "characters"), folder / "run")
         kept = {}
         for event in run_training(run, open_run_data(run)):
             if isinstance(event, Saved):
