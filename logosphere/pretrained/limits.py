@@ -24,7 +24,7 @@ from logosphere.model import Spec
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.registry import is_registered
 
-SPARE_BYTES = 3 << 28
+SPARE_BYTES = 1 << 28
 """Bytes that a model may allocate for tables of its process, whatever its weights."""
 BYTES_PER_NUMBER = 24
 """Bytes for each number of the weights: float32, initial values in float64, and temporary copies of both."""
@@ -32,6 +32,8 @@ SPARE_TOKENS = 1 << 20
 """A vocabulary up to this size may have fewer numbers in its weights than tokens: tokens can be spelled by digits."""
 MODEST, MODEST_TOKENS = 1 << 12, 1 << 13
 """Sizes, and tokens of a vocabulary, below which nothing is counted."""
+NUMBERS_PER_TOKEN = 8
+"""Numbers that a vector of a token has at least."""
 MAX_OPERATIONS = 2_000_000
 """Operations of the constructors, at most; the largest systems take some ten thousand."""
 LARGE = 1 << 12
@@ -164,11 +166,15 @@ def _numbers_of_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
         return 0
 
 
-def is_modest(spec: Spec) -> bool:
-    """Whether all sizes of a recipe are so small that no table of a process can be large, whatever the system."""
+def is_modest(spec: Spec, numbers: int) -> bool:
+    """Whether all sizes of a recipe are so small that no table of a process can be large, whatever the system.
+
+    Some processes have a table of all pairs of tokens, which is expected where every token has a vector.
+    """
     options = [spec.length, *spec.options.values(), *(spec.published or {}).values()]
     sizes = [abs(value) for value in options if isinstance(value, int | float)]
-    return spec.vocab_size <= MODEST_TOKENS and all(size <= MODEST for size in sizes)
+    tokens = min(MODEST_TOKENS, max(MODEST, numbers) // NUMBERS_PER_TOKEN)
+    return spec.vocab_size <= tokens and all(size <= MODEST for size in sizes)
 
 
 def build_within(spec: Spec, weights: Path, place: Path, make: Callable[[], BuiltModel]) -> BuiltModel:
@@ -178,7 +184,8 @@ def build_within(spec: Spec, weights: Path, place: Path, make: Callable[[], Buil
     """
     found = read_shapes(weights)
     check_sizes(spec, found, place)
-    with nullcontext() if is_modest(spec) else AllocationLimit(count_numbers(found), place):
+    numbers = count_numbers(found)
+    with nullcontext() if is_modest(spec, numbers) else AllocationLimit(numbers, place):
         model = make()
     check_tensors(model, found, weights)
     return model
