@@ -21,9 +21,9 @@ from types import FrameType
 from unittest.mock import patch
 
 import numpy as np
-from attacks import attack
 from safetensors.numpy import save_file
 
+from attacks import attack
 from logosphere import UserError, build, load
 from logosphere.checkpoints.files import open_checkpoint
 from logosphere.data.archives import read_members, read_npz
@@ -135,10 +135,10 @@ class FileWorld:
 
 @contextmanager
 def open_world(folder: Path) -> Iterator[FileWorld]:
-    model = build("mdlm", vocab_size=27, length=8, width=8, depth=1, heads=1)
-    model.tokenizer = text8_tokenizer()
-    model.save(folder / "model")
     with patch.dict(os.environ, {"XDG_DATA_HOME": str(folder / "data-home")}):
+        model = build("mdlm", vocab_size=27, length=8, width=8, depth=1, heads=1)
+        model.tokenizer = text8_tokenizer()
+        model.save(folder / "model")
         yield FileWorld(folder, folder / "model")
 
 

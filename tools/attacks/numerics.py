@@ -1,22 +1,24 @@
 """Attacks through numbers: options, weights and predictions that are not finite, and weights of other types."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
-from attacks import attack
-from attacks.files import refuse
 from torch import Tensor
 
+from attacks import attack
+from attacks.files import refuse
 from logosphere import build, evaluate, load, sample, systems
 from logosphere.errors import UserError
 from logosphere.io import FILES, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.sampling.decoding import DecodingConfig
-from logosphere.sampling.guidance import GuidanceConfig
 from logosphere.types import Condition
 
 NAN, INF = math.nan, math.inf
@@ -42,10 +44,11 @@ class NumberWorld:
 
 @contextmanager
 def open_world(folder: Path) -> Iterator[NumberWorld]:
-    yield NumberWorld(folder)
+    with patch.dict(os.environ, {"XDG_DATA_HOME": str(folder / "data-home")}):
+        yield NumberWorld(folder)
 
 
-def fresh(name: str, **options: object) -> Model:
+def fresh(name: str, **options: Any) -> Model:
     return build(name, vocab_size=9, length=8, width=8, depth=1, heads=1, **options)
 
 
@@ -74,7 +77,7 @@ DECODING = (
 
 
 @attack(*DECODING)
-def decode_with_option(changes: dict[str, float], world: NumberWorld) -> None:
+def decode_with_option(changes: dict[str, Any], world: NumberWorld) -> None:
     """An option of published decoding loops is not finite."""
     refuse(lambda: sample(fresh("mdlm"), n=1, steps=2, rng=0, decoding=DecodingConfig(**changes)))
 
@@ -85,7 +88,6 @@ def guide_with_option(strength: float, world: NumberWorld) -> None:
     model = fresh("mdlm", labels=2)
     condition = Condition.of(labels=torch.tensor([1]))
     refuse(lambda: sample(model, n=1, steps=2, rng=0, condition=condition, guidance=strength))
-    assert GuidanceConfig is not None
 
 
 @attack(1e38, -1e38, 1e300, 1e20)
