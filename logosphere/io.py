@@ -263,7 +263,7 @@ def check_sha256(path: Path, wanted: str | None, found: str | None) -> None:
     """Raise UserError for a file with another hash than was recorded; older folders have recorded none."""
     if wanted is not None and found != wanted:
         raise UserError(
-            f"{path} is damaged or does not belong to its checkpoint: its sha256 is {str(found)[:12]}…, and "
+            f"{path} is damaged or belongs to another checkpoint: its sha256 is {str(found)[:12]}…, and "
             f"{str(wanted)[:12]}… was recorded when it was saved; restore it from a copy."
         )
 

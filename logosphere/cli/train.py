@@ -186,7 +186,7 @@ def _format(value: object) -> str:
 
 def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:
     """logosphere train-remasker"""
-    trained, steps = Run(arguments.run), arguments.config.steps
+    trained, steps = Run(arguments.run, trust_references=True), arguments.config.steps  # as a training goes on
     last = train_remasker_of(trained, arguments.config, DISPLAY)
     if arguments.json:
         print_json({"run": str(trained.path), "steps": steps, "loss": last.loss, "wrong": last.wrong})
@@ -197,7 +197,7 @@ def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:
 
 def train_classifier(arguments: TrainClassifier, argv: list[str]) -> int:
     """logosphere train-classifier"""
-    trained = Run(arguments.run)
+    trained = Run(arguments.run, trust_references=True)
     shape = trained.config.network.shape
     network = NetworkConfig(width=arguments.width, depth=arguments.depth, heads=arguments.heads, shape=shape)
     found = train_classifier_of(

@@ -176,11 +176,14 @@ def hashes_of_weights(folder: Path) -> dict[str, str]:
 
 def is_older(checkpoint: Path, weights: Path) -> bool:
     """Whether a file of weights at the top of a run is that of the checkpoint before this one."""
-    previous = _hashes(read_object(checkpoint / STATE, inside=checkpoint), PREVIOUS).get(weights.name)
-    here, there = weights.stat(), checkpoint / weights.name
-    if previous is None or not there.is_file() or os.path.samestat(here, there.stat()):
+    there = checkpoint / weights.name
+    try:
+        previous = _hashes(read_object(checkpoint / STATE, inside=checkpoint), PREVIOUS).get(weights.name)
+        if previous is None or os.path.samestat(weights.stat(), there.stat()):
+            return False
+        return file_sha256(weights) == previous
+    except (OSError, ValueError):  # then it is compared with the hash of this checkpoint
         return False
-    return file_sha256(weights) == previous
 
 
 def _hashes(state: dict[str, Any], entry: str = FILES) -> dict[str, str]:
