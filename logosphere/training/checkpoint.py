@@ -201,7 +201,9 @@ def check_hashes(checkpoint: Path) -> None:
         try:
             check_sha256(checkpoint / name, sha256, file_sha256(checkpoint / name))
         except OSError:
-            raise UserError(f"{checkpoint / name} is missing; is its folder complete?") from None
+            raise UserError(
+                f"{checkpoint / name} is missing, damaged or belongs to another checkpoint; restore it."
+            ) from None
 
 
 def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
