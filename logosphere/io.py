@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from logosphere.errors import UserError
 from logosphere.migration import VERSION, migrate
+from logosphere.origin import MARK, is_marked, mark
+from logosphere.untrusted import NotAnObject, open_regular, read_object, read_regular
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor, dtype, nn
 
 RECIPE, WEIGHTS, EMA_WEIGHTS = "recipe.json", "model.safetensors", "ema.safetensors"
 REMASKER = "remasker.safetensors"
@@ -34,6 +36,8 @@ TENSOR_TYPES = {
 }  # fmt: skip
 """Types of torch as safetensors files name them."""
 FORMAT = "logosphere-model"
+FILES = "files"
+"""The entry of recipe.json and of state.json with the sha256 of the files of weights beside them."""
 TOKENIZER, TOKENIZER_FORMAT, TOKENIZER_VERSION = "tokenizer.json", "logosphere-tokenizer", 1
 WINDOWS = os.name == "nt"
 BUSY_SECONDS = 2.0
@@ -152,7 +156,7 @@ def as_file_name(text: str) -> str:
 
 def file_sha256(path: Path) -> str:
     """The sha256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -232,8 +236,8 @@ def _tensor_parts(
         yield whole.view(torch.uint8).numpy().data
 
 
-def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """The tensors of a safetensors file.
+def read_tensors(path: Path, sha256: str | None = None) -> "dict[str, Tensor]":
+    """The tensors of a safetensors file; raises UserError unless it has this hash, where one is given.
 
     Small files are read into memory, because mapping a file leaks 64 bytes a tensor (safetensors 0.8).
     """
@@ -241,23 +245,41 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     from safetensors.torch import load, load_file
 
     try:
-        return load(path.read_bytes()) if path.stat().st_size <= MAX_UNMAPPED else load_file(path)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size > MAX_UNMAPPED:
+            check_sha256(path, sha256, None if sha256 is None else file_sha256(path))
+            return load_file(path)
+        content = read_regular(path, MAX_UNMAPPED)
+        check_sha256(path, sha256, None if sha256 is None else hashlib.sha256(content).hexdigest())
+        return load(content)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; is its folder complete?") from None
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as problem:
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
 
 
-def all_finite(tensor: "Tensor") -> bool:
-    """Whether all values are finite; read a part at a time, because large tensors may be mapped from a file.
+def check_sha256(path: Path, wanted: str | None, found: str | None) -> None:
+    """Raise UserError for a file with another hash than was recorded; older folders have recorded none."""
+    if wanted is not None and found != wanted:
+        raise UserError(
+            f"{path} is damaged or belongs to another checkpoint: its sha256 is {str(found)[:12]}…, and "
+            f"{str(wanted)[:12]}… was recorded when it was saved; restore it from a copy."
+        )
 
-    By their extremes, which are NaN or infinite otherwise: `isfinite` would allocate as much again, and between tensors
-    that stay the freed memory is lost in pieces, half of the size of a model.
+
+def all_finite(tensor: "Tensor", target: "dtype | None" = None) -> bool:
+    """Whether all values are finite, also in the type `target`, to which numbers of a wider one may be too large.
+
+    They are read a part at a time, because large tensors may be mapped from a file; by their extremes, which are NaN or
+    infinite otherwise: `isfinite` would allocate as much again, and between tensors that stay the freed memory is lost
+    in pieces, half of the size of a model.
     """
     import torch
 
     parts = tensor.detach().reshape(-1).split(FINITE_CHUNK)
-    return all(bool(torch.stack(torch.aminmax(part)).isfinite().all()) for part in parts if part.numel())
+    extremes = (torch.stack(torch.aminmax(part)) for part in parts if part.numel())
+    return all(bool(found.to(target or found.dtype).isfinite().all()) for found in extremes)
 
 
 def current_name(name: str, expected: Collection[str]) -> str:
@@ -286,14 +308,15 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *
             raise UserError(f"{path} does not belong to this model: {name} has the shape {shapes}.")
         if tensor.is_floating_point() != expected[name].is_floating_point():
             raise UserError(f"{path} does not belong to this model: {name} holds {tensor.dtype}.")
-        if tensor.is_floating_point() and not all_finite(tensor):
+        target = tensor.dtype if assign else expected[name].dtype
+        if tensor.is_floating_point() and not all_finite(tensor, target):
             raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
     module.load_state_dict(tensors, assign=assign)
 
 
 def write_recipe(path: Path, content: dict[str, Any]) -> None:
-    """Write a recipe.json with its format and version."""
-    write_json(path, {"format": FORMAT, "version": VERSION, **content})
+    """Write a recipe.json with its format and version, marked as written here."""
+    write_json(path, {"format": FORMAT, "version": VERSION, **mark(content)})
 
 
 def write_tokenizer(path: Path, description: dict[str, Any]) -> None:
@@ -305,11 +328,21 @@ def write_tokenizer(path: Path, description: dict[str, Any]) -> None:
 def read_recipe(path: Path) -> dict[str, Any]:
     """The content of a recipe.json; raises UserError for other files and for newer versions."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_object(path, inside=path.parent)
     except FileNotFoundError:
         raise UserError(f"There is no model in {path.parent}: {path.name} is missing.") from None
-    except (OSError, ValueError, RecursionError) as problem:
+    except NotAnObject:
+        content = {}
+    except (OSError, ValueError) as problem:
         raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise UserError(f"{path} was not written by Logosphere.")
-    return migrate(content, str(path))
+    return migrate({name: value for name, value in content.items() if name != MARK}, str(path))
+
+
+def is_written_here(recipe: Path) -> bool:
+    """Whether a recipe.json was written on this machine; anyone may have written one that cannot be read."""
+    try:
+        return is_marked(read_object(recipe, inside=recipe.parent))
+    except (OSError, ValueError, UserError):
+        return False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError, check_count, shorten
 from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
-from logosphere.io import RECIPE, TOKENIZER, WEIGHTS, write_recipe, write_tensors, write_tokenizer
+from logosphere.io import FILES, RECIPE, TOKENIZER, WEIGHTS, file_sha256, write_recipe, write_tensors, write_tokenizer
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
@@ -170,7 +170,8 @@ class Model(nn.Module):
         write_tensors(folder / WEIGHTS, self.state_dict())
         if self.tokenizer is not None:
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
-        write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins())
+        hashes = {FILES: {WEIGHTS: file_sha256(folder / WEIGHTS)}}
+        write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False

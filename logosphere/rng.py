@@ -290,6 +290,8 @@ def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64
 
 def _invert_cdf(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
     cumulative = running_sum(log_p.double().softmax(-1))
+    if cumulative.device.type == "cpu" and not bool(cumulative[..., -1].isfinite().all()):  # others would be waited for
+        raise UserError("A token cannot be drawn from probabilities that are not finite; use less extreme settings.")
     threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
     # 'right' skips categories of probability 0 even when u is at their edge.
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max(log_p.shape[-1] - 1)

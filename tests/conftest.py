@@ -56,6 +56,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The key that marks recipes as written here belongs to the tests, not to the user."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data-home"))
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "terminal", "types", "inputs", "plugins", "migration", "io", "allocator"],
+    ["errors", "terminal", "types", "inputs", "plugins", "migration", "untrusted", "origin", "io", "allocator"],
     ["rng", "schedules", "geometry", "parallel"],
     ["codecs"],
     ["processes"],

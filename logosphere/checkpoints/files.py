@@ -15,6 +15,7 @@ from torch import Tensor
 from logosphere.checkpoints.families import TensorInfo, Tensors
 from logosphere.checkpoints.headers import RESTORE, StoredTensor, read_header
 from logosphere.errors import UserError, plural, shorten
+from logosphere.untrusted import read_regular
 
 CONFIG, SINGLE = "config.json", "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
@@ -109,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > MAX_JSON:
         raise UserError(f"{path} has {size:,} bytes, and at most {MAX_JSON:,} are read; restore the right file.")
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, MAX_JSON))
     except (ValueError, RecursionError) as problem:
         raise UserError(f"{path} is not valid JSON ({shorten(str(problem))}); {RESTORE}.") from None
     if not isinstance(content, dict):

@@ -22,6 +22,7 @@ from torch import Tensor
 from logosphere.checkpoints.families import TensorInfo
 from logosphere.checkpoints.gguf_blocks import BLOCKS, TYPE_NAMES, dequantise
 from logosphere.errors import UserError, shorten
+from logosphere.untrusted import open_regular
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_NAME, MAX_TEXT = 1 << 10, 1 << 22
@@ -127,7 +128,7 @@ class GGUFFile:
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, name: str) -> Tensor:
@@ -140,7 +141,7 @@ class GGUFFile:
 def open_gguf(path: Path) -> GGUFFile:
     """Read the header of a GGUF file and check the place of each tensor."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Header(path, content).read()
     except ValueError:  # an empty file cannot be mapped
         raise _damaged(path, "it is empty") from None

@@ -7,6 +7,7 @@ every entry is checked against the size of the file before memory is allocated f
 import json
 import math
 import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from logosphere.checkpoints.families import TensorInfo
 from logosphere.errors import UserError, shorten
 from logosphere.io import TENSOR_TYPES
+from logosphere.untrusted import open_regular
 
 TYPES = {name: getattr(torch, kind) for kind, name in TENSOR_TYPES.items()}
 MAX_HEADER = 32 << 20
@@ -47,7 +49,7 @@ class StoredTensor:
         dtype = TYPES[self.info.dtype]
         if not self.size:
             return torch.empty(self.info.shape, dtype=dtype)
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             if self.size < MAPPED or self.start % dtype.itemsize:
                 file.seek(self.start)
                 buffer = bytearray(self.size)
@@ -71,8 +73,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             first = file.read(8)
             length = int.from_bytes(first, "little")
             if len(first) < 8 or not 2 <= length <= MAX_HEADER:

@@ -14,6 +14,7 @@ from logosphere.checkpoints.gguf_tokenizer import make_tokenizer_json
 from logosphere.data.tokenizer_registry import SubwordTokenizer, make_tokenizer
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError, shorten
+from logosphere.untrusted import read_regular
 
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 MAX_TOKENIZER, MAX_TEXT = 128 << 20, 1 << 20
@@ -61,11 +62,8 @@ def read_metadata(path: Path, weights: Weights, tokenizer: str | None = None) ->
 
 
 def _read_text(path: Path, most: int) -> str:
-    if not path.is_file() or (size := path.stat().st_size) > most:
-        what = f"has {size:,} bytes, and at most {most:,} are read" if path.is_file() else "is not a regular file"
-        raise UserError(f"{path} {what}; restore the right file.")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, most).decode()
     except ValueError:
         raise UserError(f"{path} is not text in UTF-8; fetch the file again.") from None
 
@@ -107,7 +105,7 @@ def _find_licence(folder: Path, config: Mapping[str, Any]) -> str | None:
     stated = config.get("license")
     readme = folder / "README.md"
     if readme.is_file() and readme.stat().st_size <= MAX_TEXT:
-        text = readme.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(readme, MAX_TEXT).decode(errors="replace")
         head = text.removeprefix("---\n").partition("\n---")[0] if text.startswith("---\n") else ""
         for line in head.splitlines():
             name, _, value = line.partition(":")

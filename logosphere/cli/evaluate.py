@@ -32,7 +32,7 @@ TITLES = {"val": "on held-out text", "train": "in training"}
 
 def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     """logosphere evaluate"""
-    trained = Run(arguments.run, trained=False)
+    trained = Run(arguments.run, trained=False, trust_references=arguments.measure.trust_references)
     if arguments.gaps.infilling:
         return _evaluate_infilling(arguments, trained)
     if arguments.by_task.names:
@@ -167,15 +167,16 @@ def export(arguments: Export, argv: list[str]) -> int:
     """logosphere export"""
     if arguments.layout == "ddit":
         check_free(arguments.out)
-        config = export_ddit(Run(arguments.run).model(arguments.measure.weights), arguments.out)
+        run = Run(arguments.run, trust_references=arguments.measure.trust_references)
+        config = export_ddit(run.model(arguments.measure.weights), arguments.out)
         if arguments.json:
             print_json({"folder": str(arguments.out), "config": config})
         else:
             show(f"{arguments.out}: config.json and model.safetensors in the DDiT layout, without a tokenizer")
         return 0
     report, record = export_run(
-        Run(arguments.run), arguments.out, arguments.measure, with_samples=arguments.with_samples,
-        samples=arguments.samples, steps=arguments.steps, display=DISPLAY,
+        Run(arguments.run, trust_references=arguments.measure.trust_references), arguments.out, arguments.measure,
+        with_samples=arguments.with_samples, samples=arguments.samples, steps=arguments.steps, display=DISPLAY,
     )  # fmt: skip
     if arguments.json:
         print_json({"folder": str(arguments.out), **vars(record)})

@@ -28,7 +28,7 @@ from logosphere.runs.budget import (
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.recipes import recipe
-from logosphere.runs.run import Run, latest_run, list_runs
+from logosphere.runs.run import Run, latest_run, usable_runs
 from logosphere.runs.trackers import check_tracker, tracked
 from logosphere.runs.train import (
     RESULT,
@@ -127,15 +127,21 @@ def _open_created(run: Run, arguments: Train) -> tuple[Run, Corpus]:
     return run, open_again(run, arguments.config, DISPLAY)
 
 
+def _note(remark: str) -> None:
+    """Show a remark of the main process."""
+    if rank() == 0:
+        log(remark)
+
+
 def find_resumed(arguments: Train, argv: list[str]) -> Run:
     """The run in --out, or the last one that agrees with the other options; a run keeps its own settings.
 
     A run with the budget of the options is preferred to one that it would extend.
     """
-    places = [arguments.out] if arguments.out is not None else list_runs() or [latest_run()]
+    places = [arguments.out] if arguments.out is not None else list(usable_runs(notify=_note)) or [latest_run()]
     other, extended = "", None
     for place in places:
-        found = Run(place)
+        found = Run(place, trust_references=True)  # who continues a training has agreed to its data
         if reason := explain_unresumable(found):
             other = other or reason
             continue
@@ -176,7 +182,7 @@ def _format(value: object) -> str:
 
 def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:
     """logosphere train-remasker"""
-    trained, steps = Run(arguments.run), arguments.config.steps
+    trained, steps = Run(arguments.run, trust_references=True), arguments.config.steps  # as a training goes on
     last = train_remasker_of(trained, arguments.config, DISPLAY)
     if arguments.json:
         print_json({"run": str(trained.path), "steps": steps, "loss": last.loss, "wrong": last.wrong})
@@ -187,7 +193,7 @@ def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:
 
 def train_classifier(arguments: TrainClassifier, argv: list[str]) -> int:
     """logosphere train-classifier"""
-    trained = Run(arguments.run)
+    trained = Run(arguments.run, trust_references=True)
     shape = trained.config.network.shape
     network = NetworkConfig(width=arguments.width, depth=arguments.depth, heads=arguments.heads, shape=shape)
     found = train_classifier_of(

@@ -13,8 +13,30 @@ import numpy as np
 import numpy.typing as npt
 
 from logosphere.errors import UserError
+from logosphere.untrusted import open_regular
 
 MAX_MEMBER_BYTES = 1 << 30
+MAX_BYTES = 1 << 33
+"""Bytes of all members that are read or skipped, at most; a skipped one is decompressed, too."""
+MAX_MEMBERS = 200_000
+"""Members of an archive, at most: the library keeps a record of each."""
+MAX_NAME = 1 << 16
+"""Bytes of the name of a member or of its other properties, which the library reads into memory."""
+EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
+"""Types of headers whose content is a name or a table of properties."""
+
+
+class _Header(tarfile.TarInfo):
+    """The header of a member, refused before its name is read if that cannot be one."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        header: _Header = super().frombuf(buf, encoding, errors)
+        if header.type in EXTENDED and header.size > MAX_NAME:
+            raise ValueError(f"the name of a member has {header.size:,} bytes, and at most {MAX_NAME:,} are read")
+        return header
 
 
 def read_member(archive: Path, ending: str) -> bytes:
@@ -49,8 +71,12 @@ def _entries(archive: Path):  # type: ignore[no-untyped-def]
                     _check_size(info.file_size, info.filename)
                     yield info.filename, lambda info=info: packed.read(info)
         return
-    with tarfile.open(archive) as packed_tar:
-        for entry in packed_tar:
+    total = 0
+    with tarfile.open(archive, tarinfo=_Header) as packed_tar:
+        for number, entry in enumerate(packed_tar):
+            total += entry.size
+            if number >= MAX_MEMBERS or total > MAX_BYTES:
+                raise ValueError(f"it has more than {MAX_MEMBERS:,} members or {MAX_BYTES:,} bytes")
             if entry.isfile():
                 _check_size(entry.size, entry.name)
                 yield entry.name, lambda entry=entry: packed_tar.extractfile(entry).read()  # type: ignore[union-attr]
@@ -58,10 +84,10 @@ def _entries(archive: Path):  # type: ignore[no-untyped-def]
 
 def read_npz(path: Path, names: Sequence[str], largest: int = MAX_MEMBER_BYTES) -> dict[str, npt.NDArray[Any]]:
     """Arrays by name from an .npz; the sizes of all are checked before any is unpacked."""
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             _check_size(info.file_size, info.filename, largest)
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
         return {name: stored[name] for name in names if name in stored.files}
 
 

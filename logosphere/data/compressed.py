@@ -6,6 +6,8 @@ import zlib
 from io import BufferedIOBase
 from pathlib import Path
 
+from logosphere.untrusted import open_regular
+
 COMPRESSED = (".gz", ".xz")
 DAMAGED: tuple[type[Exception], ...] = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 """Errors of the libraries for a file that is damaged or cut off."""
@@ -21,6 +23,7 @@ def plain_suffix(path: Path) -> str:
 
 def open_binary(path: Path) -> BufferedIOBase:
     """The content as a stream that is decompressed while it is read."""
+    open_regular(path).close()  # a pipe or a device would never end
     match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")

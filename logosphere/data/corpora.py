@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from logosphere.data.catalogue import CATALOGUE
 from logosphere.data.corpus import Corpus
-from logosphere.data.datasets import has_column, is_dataset, open_dataset
+from logosphere.data.datasets import SYNTHETIC, has_column, is_dataset, open_dataset
 from logosphere.data.published import RECORD_DATASETS, open_records_as_text
 from logosphere.data.readers import Notify
 from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, no_columns, open_hub, open_path
@@ -39,6 +40,11 @@ class Opening:
     report: ReportProgress
     column: str
     notify: Notify
+
+
+def is_named(source: str) -> bool:
+    """Whether a source is a corpus of the catalogue, in its own alphabet or that of text8, and no file or dataset."""
+    return source.removeprefix(LETTERS_PREFIX) in (*CATALOGUE, SYNTHETIC)
 
 
 def open_corpus(

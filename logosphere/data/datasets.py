@@ -30,6 +30,7 @@ from logosphere.data.sources import ReportProgress
 from logosphere.data.tokenizer_registry import TokenizerChoice, choose_tokenizer, load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, Tokenizer, WithEOS, merge_alphabet
 from logosphere.errors import UserError
+from logosphere.untrusted import open_regular
 
 Loaded = TypeVar("Loaded")
 INTEGER_DATASETS: dict[str, tuple[int, Callable[[Path, ReportProgress], dict[str, Examples]]]] = {
@@ -273,7 +274,8 @@ def _explain_missing_file(path: Path) -> UserError:
 def _read_text(path: Path) -> str:
     try:
         check_encoding(path)
-        return path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file:
+            return file.read().decode("utf-8-sig")
     except FileNotFoundError:
         raise _explain_missing_file(path) from None
     except (OSError, UnicodeDecodeError) as problem:

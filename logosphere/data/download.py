@@ -1,13 +1,21 @@
-"""Downloads that resume, try mirrors, and verify size and hash."""
+"""Downloads that resume, try mirrors, and verify size and hash.
 
+Every download writes a part of its own, which it holds locked, and renames it once it is verified: nobody else has it
+open, so what was verified cannot change. What a stopped download has left is copied into the part of the next one.
+"""
+
+import hashlib
 import os
-from collections.abc import Callable
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
 from logosphere.data.catalogue import HUB, RemoteFile
 from logosphere.errors import UserError
-from logosphere.io import file_sha256, replace_file
+from logosphere.io import cache_folder, file_sha256, locked, replace_file
 
 BLOCK = 1 << 18
 BINARY = getattr(os, "O_BINARY", 0)
@@ -25,15 +33,27 @@ def fetch(file: RemoteFile, path: Path, report: Callable[[int, int], None] | Non
     if is_complete(file, path):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    with _own_part(path) as part:
+        reasons = _download(file, path, part, report or _ignore_progress)
+    if reasons is None:
+        return path
+    raise UserError(
+        f"{path.name} could not be downloaded ({'; '.join(dict.fromkeys(reasons))}); try again later, or "
+        f"place the file in the folder named by the environment variable LOGOSPHERE_DATA."
+    )
+
+
+def _download(file: RemoteFile, path: Path, part: Path, report: Callable[[int, int], None]) -> list[str] | None:
+    """Download a file by its part; None once it is there, or else why it could not be downloaded."""
     reasons: list[str] = []
     # Twice each: a broken connection resumes, and a wrong part left by an earlier run is downloaded again.
     for url in (_mirror(url) for url in file.urls for _ in range(2)):
         try:
-            _resume(url, part, file, report or _ignore_progress)
+            _resume(url, part, file, report)
             if not is_complete(file, part):
                 raise _WrongFile("its content is another than expected")
             replace_file(part, path)
+            return None
         except _WrongFile as error:
             part.unlink(missing_ok=True)
             reasons.append(f"{url}: {error}")
@@ -41,11 +61,40 @@ def fetch(file: RemoteFile, path: Path, report: Callable[[int, int], None] | Non
             reasons.append(f"{url}: {error}")
         # Checked after a failure too: another process may have finished the same download.
         if is_complete(file, path):
-            return path
-    raise UserError(
-        f"{path.name} could not be downloaded ({'; '.join(dict.fromkeys(reasons))}); try again later, or "
-        f"place the file in the folder named by the environment variable LOGOSPHERE_DATA."
-    )
+            part.unlink(missing_ok=True)
+            return None
+    return reasons
+
+
+@contextmanager
+def _own_part(path: Path) -> Iterator[Path]:
+    """The part of a download: FILE.part, with what a stopped download has left, or another while that one is in use."""
+    part = path.with_name(f"{path.name}.part")
+    lock = cache_folder() / "locks" / f"{hashlib.sha256(str(part.resolve()).encode()).hexdigest()[:24]}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock, wait=False))
+        except BlockingIOError:
+            part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+            stack.callback(part.unlink, missing_ok=True)
+        else:
+            _make_new(part)
+        yield part
+
+
+def _make_new(part: Path) -> None:
+    """Replace a part that was left by a copy of it, which no other process has open."""
+    if part.is_symlink() or not part.is_file():
+        part.unlink(missing_ok=True)
+        return
+    copy = part.with_name(f".{part.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        shutil.copyfile(part, copy)
+        replace_file(copy, part)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
 
 
 def is_complete(file: RemoteFile, path: Path) -> bool:
@@ -82,7 +131,6 @@ def _resume(url: str, part: Path, file: RemoteFile, report: Callable[[int, int],
             start = held if response.status == 206 and resumes else 0
             size = file.size if file.exact else start + int(response.headers.get("Content-Length") or 0)
             largest = file.size if file.exact else LARGEST * file.size
-            # Written in place and never truncated: two processes at once write the same bytes there.
             with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | BINARY, 0o666), "r+b") as target:
                 target.seek(start)
                 while block := response.read(min(BLOCK, largest - start + (0 if file.head else 1))):

@@ -7,6 +7,7 @@ from typing import Any
 
 from logosphere.data.columns import SAMPLE_ROWS, Sample, check_cell, check_column
 from logosphere.errors import UserError, import_optional
+from logosphere.untrusted import open_regular
 
 BATCH_ROWS = 128
 """Rows decoded at a time; each may be a long document."""
@@ -64,7 +65,7 @@ def _open_table(path: Path) -> Iterator[Any]:
     arrow_error = import_optional("pyarrow").ArrowException
     try:
         # Opened here, because the library reports a missing permission less clearly.
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield parquet.ParquetFile(file)
     except arrow_error as error:
         reason = str(error).partition("\n")[0]

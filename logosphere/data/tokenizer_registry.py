@@ -1,6 +1,5 @@
 """Subword tokenizers, and tokenizers by name, by description and from files."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from logosphere.data.tokenizers import (
 )
 from logosphere.errors import UserError, shorten, suggest
 from logosphere.io import TOKENIZER_FORMAT, TOKENIZER_VERSION, write_tokenizer
+from logosphere.untrusted import read_object, read_regular
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as SubwordModel
@@ -94,7 +94,7 @@ class SubwordTokenizer(Tokenizer):
     def from_file(path: Path) -> "SubwordTokenizer":
         """Read a tokenizer.json."""
         try:
-            return SubwordTokenizer.from_json(path.read_text(encoding="utf-8"), path.stem)
+            return SubwordTokenizer.from_json(read_regular(path).decode(), path.stem)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a readable tokenizer.json ({error}); give another file.") from error
 
@@ -297,9 +297,9 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path, inside=path.parent)
         written = (TOKENIZER_FORMAT, TOKENIZER_VERSION)
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != written:
+        if (content.get("format"), content.get("version")) != written:
             raise ValueError(f"it does not have the format {TOKENIZER_FORMAT} {TOKENIZER_VERSION}")
         return tokenizer_from_description(content)
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from logosphere.codecs.base import Autoencoder
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.finite import REMEDY, first_place
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, Noise, as_generator
@@ -96,6 +98,13 @@ def estimate_each(
             part = batch.select(sharing.local_slice(rows)).to(model.device)
             with torch.no_grad(), casts_kept(dtype, model.device):
                 bound = measure(part, predict)
+                if not is_known(bound.total):
+                    place = first_place(predict, partial(measure, part, predict))
+                    if place or bool(bound.total.isnan().any()):
+                        raise UserError(
+                            f"The likelihood of {count_unknown(bound.total)} of {len(part)} sequences is not a finite "
+                            f"number{place}; {REMEDY}."
+                        )
             yield Estimate(
                 sharing.all_gather(bound.recon.double().cpu(), rows),
                 sharing.all_gather(bound.diffusion.double().cpu(), rows),
@@ -105,6 +114,16 @@ def estimate_each(
             )
     finally:
         model.train(training)
+
+
+def is_known(total: Tensor) -> bool:
+    """Whether all likelihoods are finite numbers. An infinite one is valid where a token has probability 0."""
+    return bool(total.isfinite().all())
+
+
+def count_unknown(total: Tensor) -> int:
+    """How many likelihoods are not finite."""
+    return int((~total.isfinite()).sum())
 
 
 def concatenate(parts: list[Estimate]) -> Estimate:

@@ -1,7 +1,6 @@
 """Report: a likelihood with its error, its kind, and the data and settings needed to compare it with another."""
 
 import hashlib
-import json
 import math
 import secrets
 import time
@@ -28,6 +27,7 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import as_seed
 from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict
+from logosphere.untrusted import read_object
 
 LARGEST_EXPONENT = 700.0
 """Nats per token whose perplexity is finite."""
@@ -196,7 +196,7 @@ class Report:
     @staticmethod
     def load(path: str | Path) -> "Report":
         try:
-            return Report.from_dict(json.loads(Path(path).read_bytes()))
+            return Report.from_dict(read_object(Path(path)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.networks.finite import check_usable
 from logosphere.processes.base import MAX_LOGIT
 from logosphere.rng import running_sum
 from logosphere.types import Float, LogitChunks, Logits, State, Times, Where, pack
@@ -178,7 +179,7 @@ class NFECounter:
 
 
 class CountedDenoiser(Wrapper):
-    """Counts the sequences on which a denoiser is evaluated, which is the cost of sampling."""
+    """Counts the sequences on which a denoiser is evaluated, the cost of sampling; refuses unusable predictions."""
 
     def __init__(self, inner: Denoiser, counter: NFECounter):
         super().__init__(inner)
@@ -186,7 +187,9 @@ class CountedDenoiser(Wrapper):
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         self.counter.sequences += len(z)
-        return self.inner(z, t, context, where)
+        out = self.inner(z, t, context, where)
+        check_usable(out, self.inner, lambda: self.inner(z, t, context, where))
+        return out
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return CountedDenoiser(inner, self.counter)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from logosphere.errors import UserError
-from logosphere.parallel.lifetime import LAUNCHER
+from logosphere.parallel.lifetime import LAUNCHER, stop_signals
 
 GRACE = 20.0
 """Seconds that processes have to exit by themselves after one of them has failed."""
@@ -145,7 +145,7 @@ def _forward_signals(group: list[subprocess.Popen[bytes]]) -> Iterator[list[int]
         received.append(number)
         _send(group, number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         yield received
     finally:

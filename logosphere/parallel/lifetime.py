@@ -15,6 +15,13 @@ PR_SET_PDEATHSIG = 1
 """From linux/prctl.h: the signal that a process gets when the one that started it ends."""
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that stop a training: a closed terminal sends SIGHUP, unless `nohup` has it ignored."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    return found if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*found, hangup]
+
+
 def has_launcher() -> bool:
     """Was this process started by `launch`, which reports how it ends?"""
     return LAUNCHER in os.environ

@@ -17,11 +17,13 @@ from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.errors import UserError, shorten, suggest
 from logosphere.io import (
     EMA_WEIGHTS,
+    FILES,
     RECIPE,
     REMASKER,
     TOKENIZER,
     WEIGHTS,
     check_link,
+    is_written_here,
     load_strict,
     read_recipe,
     read_tensors,
@@ -30,6 +32,8 @@ from logosphere.model import Model, Spec
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.registry import build_network
 from logosphere.networks.registry import is_registered
+from logosphere.origin import check_encoder
+from logosphere.pretrained.limits import build_within
 from logosphere.systems import build, systems
 
 PREFIX = "pretrained:"
@@ -89,7 +93,13 @@ def default_pretrained() -> Path | None:
     return resolve_folder(f"{PREFIX}{installed[0]}") if installed else None
 
 
-def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: nn.Module | None = None) -> Model:
+def load(
+    path: str | Path,
+    options: dict[str, Any] | None = None,
+    *,
+    denoiser: nn.Module | None = None,
+    trust_references: bool = False,
+) -> Model:
     """The model in a folder or of pretrained:NAME, with EMA weights where there are any, and with its tokenizer.
 
     `hf:OWNER/NAME[@REVISION]` is a model that was published on the hub by this package; checkpoints of other packages
@@ -97,27 +107,56 @@ def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: n
     `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
     read from the folder. Networks and systems that a module registers need that module to be imported before.
+    A folder that was not written on this machine may name an encoder of the hub, which is fetched with
+    `trust_references` only.
     """
     folder = fetch_run(str(path)).path if is_hub(path) else resolve_folder(path)
     check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     ema = folder / EMA_WEIGHTS
-    return load_weights(folder, ema if ema.exists() else folder / WEIGHTS, options, denoiser)
+    weights = ema if ema.exists() else folder / WEIGHTS
+    return load_weights(folder, weights, options, denoiser, trust_references=trust_references)
 
 
 def load_weights(
-    folder: Path, weights: Path, options: dict[str, Any] | None = None, denoiser: nn.Module | None = None
+    folder: Path,
+    weights: Path,
+    options: dict[str, Any] | None = None,
+    denoiser: nn.Module | None = None,
+    *,
+    sha256: str | None = None,
+    trust_references: bool = False,
 ) -> Model:
-    """The model in a folder, with the weights of this file."""
-    model = build_from_recipe(folder, options, denoiser)
+    """The model in a folder, with the weights of this file, whose hash is that of the recipe or `sha256`."""
+    spec, recipe = read_spec(folder), folder / RECIPE
+    check_encoder(spec.options, recipe, trusted=trust_references or is_trusted(folder))
+
+    def make() -> Model:
+        return build_from_recipe(folder, options, denoiser)
+
+    # A network that is passed has any size.
+    model = make() if denoiser is not None else build_within(spec, weights, recipe, make)
+    sha256 = sha256 or recorded_sha256(folder, weights.name)
     if (folder / TOKENIZER).exists():
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
     published = model.spec is not None and model.spec.published is not None
-    load_strict(model, read_tensors(weights), weights, assign=published)
+    load_strict(model, read_tensors(weights, sha256), weights, assign=published)
     if model.remasker is not None and (folder / REMASKER).exists():
         load_strict(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
+
+
+def is_trusted(folder: Path) -> bool:
+    """Whether what a recipe names may be opened without asking: it was written here, or belongs to the package."""
+    return is_bundled(folder) or is_written_here(folder / RECIPE)
+
+
+def recorded_sha256(folder: Path, name: str) -> str | None:
+    """The hash of a file of weights in the recipe of its folder; None where none was recorded."""
+    files = read_recipe(folder / RECIPE).get(FILES, {})
+    found = files.get(name) if isinstance(files, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoiser: nn.Module | None = None) -> Model:

@@ -1,6 +1,5 @@
 """The budget of a run: how much of it is used, and a larger one to train a finished run longer."""
 
-import json
 from dataclasses import asdict, replace
 
 from logosphere.errors import UserError, plural, quote_path
@@ -9,6 +8,7 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
+from logosphere.untrusted import read_object
 
 BUDGETS = ("steps", "minutes", "cpu_minutes")
 """The settings of a training that end it. They are totals, over all resumptions."""
@@ -19,7 +19,7 @@ def used(run: Run) -> tuple[Elapsed, int] | None:
     if (checkpoint := latest(run.state)) is None:
         return None
     try:
-        state = json.loads((checkpoint / "state.json").read_bytes())
+        state = read_object(checkpoint / "state.json")
         return Elapsed(float(state["seconds"]), float(state["cpu_seconds"])), int(state["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{checkpoint / 'state.json'} is missing or damaged; restore it from a copy.") from None

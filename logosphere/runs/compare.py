@@ -211,7 +211,7 @@ def find_existing(planned: PlannedRun) -> Run | None:
     return run
 
 
-def open_saved(path: Path) -> Run:
+def open_saved(path: Path, *, trust_references: bool = False) -> Run:
     """A run that can be compared: it exists, has weights, and is not being trained."""
     folder = resolve_folder(path)
     if folder.is_dir() and not any(folder.iterdir()):
@@ -223,7 +223,7 @@ def open_saved(path: Path) -> Run:
         inside = sorted(found.parent.name for found in folder.glob(f"*/{RECIPE}"))
         hint = f" The runs in it are: {', '.join(inside)}." if inside else ""
         raise UserError(f"{folder} is not the folder of a run: {RECIPE} is missing.{hint}")
-    run = Run(path)
+    run = Run(path, trust_references=trust_references)
     try:
         if (folder / ".lock").exists():
             with run.lock():
@@ -257,7 +257,9 @@ def compare_runs(
                     f"The metric {metric.name} needs at least {metric.min_texts} samples, not "
                     f"{config.samples.samples}; add --samples {metric.min_texts}."
                 )
-    groups: dict[str, list[Run]] = {str(path): [open_saved(path)] for path in config.runs}
+    trusted = config.measure.trust_references
+    opened = {str(path): open_saved(path, trust_references=trusted) for path in config.runs}
+    groups: dict[str, list[Run]] = {name: [run] for name, run in opened.items()}
     if config.systems:
         check_folder(config.out)
         trained = _train_systems(config, display)

@@ -17,6 +17,10 @@ from logosphere.migration import RENAMED_FIELDS, migrate
 from logosphere.networks.config import NetworkConfig
 from logosphere.systems import DEFAULT, find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
+from logosphere.untrusted import read_regular
+
+MAX_RECIPE = 1 << 20
+"""Bytes of a file with a recipe, at most; reading YAML takes a hundred times as much memory."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def config_of_model(system: str, preset: str, length: int, options: dict[str, An
 def read_config_file(path: Path) -> TrainConfig:
     """A configuration from a .json or .yaml file, such as the recipe.json of a run folder."""
     try:
-        content = _plain(path.read_text(encoding="utf-8"))
+        content = _plain(read_regular(path, MAX_RECIPE).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None

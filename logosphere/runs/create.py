@@ -10,6 +10,7 @@ import torch
 
 from logosphere.data.batches import find_task, train_batches
 from logosphere.data.columns import TEXT_COLUMN
+from logosphere.data.corpora import is_named
 from logosphere.data.corpus import Corpus, Examples, check_length
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
@@ -21,6 +22,7 @@ from logosphere.networks.heads import LinearHead, TiedHead
 from logosphere.networks.precision import find_precision, precision_name
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.registry import build_network
+from logosphere.origin import check_encoder
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, Run
@@ -146,7 +148,9 @@ def initial_model(run: Run, corpus: Corpus) -> Model:
     """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
     model = build_model(run.config, corpus, run.spec)
     if run.config.begin is not None and latest(run.state) is None:
-        load_strict(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
+        begun = run.content.get("begun")
+        sha256 = begun.get("weights_sha256") if isinstance(begun, dict) else None
+        load_strict(model, read_tensors(run.path / BEGIN, sha256), run.path / BEGIN)
     return model
 
 
@@ -169,7 +173,11 @@ def config_from_parent(name: str) -> TrainConfig:
 
     The seed changes, so that the data come in another order; settings of the parent's machine are not taken over.
     """
-    config, plain = Run(name).config, TrainConfig()
+    parent, plain = Run(name), TrainConfig()
+    config = parent.config
+    check_encoder(config.system_options(), parent.path, trusted=parent.trusted)
+    if not parent.trusted and not is_named(config.data):
+        config = replace(config, data=plain.data, column=plain.column)  # a stranger's path is not opened unasked
     return replace(
         config, begin=name, seed=config.seed + 1, precision=plain.precision, device=plain.device,
         compile=plain.compile, shard=plain.shard, recompute=plain.recompute,

@@ -1,7 +1,6 @@
 """Evaluation and export: the likelihood of a run with its standard error, and a small folder for a package."""
 
 import hashlib
-import json
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,10 +18,12 @@ from logosphere.errors import UserError, plural
 from logosphere.evaluation.protocols import DEFAULT_DRAWS
 from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import (
+    FILES,
     RECIPE,
     WEIGHTS,
     as_file_name,
     check_folder,
+    file_sha256,
     write_atomic,
     write_json,
     write_recipe,
@@ -40,6 +41,7 @@ from logosphere.runs.training_records import sum_records
 from logosphere.sampling.generate import generate
 from logosphere.systems import preset_label, system
 from logosphere.types import SIGN, Batch, Tokens
+from logosphere.untrusted import read_object
 
 LONGEST_NAME = 200
 """Bytes of a report's name; file systems allow 255, and temporary names are longer."""
@@ -68,7 +70,7 @@ def evaluate_run(
     limit = config.sequences
     if limit is None:
         limit = SEQUENCES if by_order.order is None else ORDER_SEQUENCES
-    run = run if isinstance(run, Run) else Run(run, trained=False)
+    run = run if isinstance(run, Run) else Run(run, trained=False, trust_references=config.trust_references)
     if limit < 0 or config.batch < 1:
         raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
     tokenizer = run.tokenizer
@@ -269,7 +271,8 @@ def write_export(
         limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
         raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
     content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
-    write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings]})
+    hashes = {WEIGHTS: file_sha256(folder / WEIGHTS)}
+    write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings], FILES: hashes})
     shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
     record = make_record(folder, text)
     write_json(folder / RECORD, vars(record))
@@ -302,13 +305,13 @@ def make_record(folder: Path, text: str) -> RecordSample:
     model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
     batch = sequences_of(text, tokenizer, model.length)
     report = evaluate(model, [batch], draws=DRAWS, rng=0)
-    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    digest = file_sha256(folder / WEIGHTS)
     return RecordSample(text, report.bits, report.kind, digest)
 
 
 def read_record(folder: Path) -> RecordSample:
     try:
-        return RecordSample(**json.loads((folder / RECORD).read_bytes()))
+        return RecordSample(**read_object(folder / RECORD, inside=folder))
     except (OSError, ValueError, TypeError):
         raise UserError(f"{folder / RECORD} is missing or damaged; install the package anew.") from None
 

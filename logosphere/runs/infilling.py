@@ -36,7 +36,7 @@ def evaluate_infilling(
     limit = INFILLING_SEQUENCES if config.sequences is None else config.sequences
     if limit < 0 or config.batch < 1:
         raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
-    run = run if isinstance(run, Run) else Run(run, trained=False)
+    run = run if isinstance(run, Run) else Run(run, trained=False, trust_references=config.trust_references)
     if remark := run.missing_average(config.weights):
         display.log(remark)
     model = run.model(config.weights, parse_options(options)).place(find_device(run.config.device))

@@ -31,6 +31,7 @@ from logosphere.training.checkpoint import (
     dump_batch,
     latest,
     load_checkpoint,
+    newest,
     save_checkpoint,
     saved_already,
     use_deterministic,
@@ -230,7 +231,7 @@ class _Session:
 
 def _describe_saved(run: Run, trainer: Trainer) -> str:
     """What a diverged training has left on disk."""
-    checkpoint = latest(run.state)
+    checkpoint = newest(run.state)
     if checkpoint is None:
         return f"Nothing was saved before in {run.path}"
     if checkpoint == checkpoint_of(run.state, trainer.step):

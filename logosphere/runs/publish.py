@@ -15,13 +15,14 @@ from typing import Any
 
 from logosphere.checkpoints.hub import CARD, HUB_PREFIX, LOG_IN, parse_source, shorten_reason
 from logosphere.errors import UserError
-from logosphere.io import RECIPE, REMASKER, TOKENIZER, WEIGHTS, file_sha256, write_atomic, write_recipe
+from logosphere.io import FILES, RECIPE, REMASKER, TOKENIZER, WEIGHTS, file_sha256, write_atomic, write_recipe
 from logosphere.model import Model
 from logosphere.pretrained import load, read_spec
 from logosphere.runs.model_card import check_licence, find_reports, make_card, public_name, public_records
 from logosphere.runs.run import Run
 from logosphere.runs.sample import generate_text
 from logosphere.runs.settings import SILENT, Display
+from logosphere.untrusted import read_regular
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,11 @@ def stage(
     with TemporaryDirectory(prefix="logosphere-publish-") as temporary:
         folder = Path(temporary)
         _place(file, folder / WEIGHTS)
-        for name in (TOKENIZER, REMASKER):
-            if (run.path / name).exists():
-                _place(run.path / name, folder / name)
-        write_recipe(folder / RECIPE, public_recipe(run))
+        if (run.path / REMASKER).exists():
+            _place(run.path / REMASKER, folder / REMASKER)
+        if (run.path / TOKENIZER).exists():
+            (folder / TOKENIZER).write_bytes(read_regular(run.path / TOKENIZER, inside=run.path))
+        write_recipe(folder / RECIPE, public_recipe(run) | {FILES: {WEIGHTS: file_sha256(folder / WEIGHTS)}})
         read_spec(folder)
         texts = _sample(folder, config, display)
         digest = file_sha256(folder / WEIGHTS)

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -44,11 +44,20 @@ from logosphere.io import (
     write_recipe,
 )
 from logosphere.model import Model, Spec
-from logosphere.pretrained import RECORD, default_pretrained, is_bundled, load_weights, read_spec, resolve_folder
+from logosphere.pretrained import (
+    RECORD,
+    default_pretrained,
+    is_bundled,
+    is_trusted,
+    load_weights,
+    read_spec,
+    resolve_folder,
+)
 from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
+from logosphere.runs.metrics import read_metrics
 from logosphere.runs.training_records import ParentCheckpoint, TrainingRecord, read_records
 from logosphere.systems.registry import outside_parts
-from logosphere.training.checkpoint import latest
+from logosphere.training.checkpoint import is_older, newest, read_hashes
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
@@ -59,11 +68,23 @@ DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
 
+Notify = Callable[[str], None]
+"""Takes a remark for the user."""
+
+
+def ignore_remark(remark: str) -> None:
+    """The default of `notify`."""
+
+
 class Run:
     """The folder of a training run: its configuration, weights, metrics, samples and reports."""
 
-    def __init__(self, path: str | Path, *, trained: bool = True):
-        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run."""
+    def __init__(self, path: str | Path, *, trained: bool = True, trust_references: bool = False):
+        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run.
+
+        A folder that was not written on this machine may name data and encoders, which are opened only with
+        `trust_references`.
+        """
         self.path, self.name = resolve_folder(path), str(path)
         check_link(self.path)
         check_folder(self.path)
@@ -72,6 +93,8 @@ class Run:
                 f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
             )
         self.content = read_recipe(self.path / RECIPE)
+        _check_parts(self.content, self.path / RECIPE)
+        self.trusted = trust_references or is_trusted(self.path)
         if trained and "recipe" not in self.content and not self.is_imported:
             place = quote_path(self.path)
             raise UserError(
@@ -143,9 +166,10 @@ class Run:
             return read_records(self.content["trainings"], place)
         begun = self.content.get("begun", {})
         before = read_records(begun.get("trainings", []), place) if isinstance(begun, dict) else ()
-        saved = latest(self.state)
+        saved = newest(self.state)
         last = int(saved.name.removeprefix("step-")) if saved is not None else sys.maxsize
-        lines = [line for line in self.metrics() if "tokens" in line and line.get("step", 0) <= last]
+        counted = [line for line in self.metrics() if {"tokens", "cpu_seconds"} <= line.keys()]
+        lines = [line for line in counted if line.get("step", 0) <= last]
         if not lines:
             return before
         corpus, end = self.content["corpus"], lines[-1]
@@ -185,7 +209,13 @@ class Run:
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
-        return load_weights(self.path, self.weights_file(weights), options)
+        file = self.weights_file(weights)
+        checkpoint = newest(self.state)
+        hashes = {} if checkpoint is None or file.name == BEST else read_hashes(checkpoint)
+        sha256 = hashes.get(file.name)
+        if checkpoint is not None and sha256 is not None and is_older(checkpoint, file):
+            file = checkpoint / file.name  # a killed training has saved it, and had no time to link it here
+        return load_weights(self.path, file, options, sha256=sha256, trust_references=self.trusted)
 
     def weights_file(self, weights: str = "ema") -> Path:
         """The file of these weights."""
@@ -250,17 +280,11 @@ class Run:
             sync(path)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete lines; a run killed while writing may leave half a line at the end."""
-        path = self.path / "metrics.jsonl"
-        read: list[dict[str, Any]] = []
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            try:
-                content = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(content, dict) and isinstance(content.get("step", 0), int):
-                read.append(content)
-        return read
+        """All complete lines, each without values that are no finite numbers or short words.
+
+        A run killed while writing may leave half a line at the end, and one that diverged has logged NaN.
+        """
+        return read_metrics(self.path / "metrics.jsonl")
 
     def bits(self, part: str) -> list[tuple[float, float]]:
         """The curve of a training: steps, and bits per unit in training (train) or on held-out text (val)."""
@@ -290,6 +314,17 @@ class Run:
             yield
 
 
+def _check_parts(content: dict[str, Any], place: Path) -> None:
+    """Raise UserError unless the parts of a recipe that are read one by one are tables of the right kind."""
+    for part in ("model", "recipe", "corpus", "begun"):
+        if not isinstance(content.get(part, {}), dict):
+            raise UserError(f"{place} is damaged: '{part}' must hold names and values; restore it from a copy.")
+    corpus = content.get("corpus", {})
+    names = [corpus.get(name, "") for name in ("name", "sha256", "tokenizer")]
+    if not all(isinstance(name, str) for name in names) or not isinstance(corpus.get("labels", []), list | tuple):
+        raise UserError(f"{place} is damaged: 'corpus' must hold a name, hashes and labels; restore it from a copy.")
+
+
 def _link_or_copy(file: Path, place: Path) -> None:
     """The same file at another place; files of weights are replaced and never changed."""
     try:
@@ -300,23 +335,40 @@ def _link_or_copy(file: Path, place: Path) -> None:
 
 
 def list_runs(parent: Path = Path("runs")) -> list[Path]:
-    """The runs that have weights, the one trained last first."""
-    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}") if path.exists()]  # not a link to nothing
+    """The folders that have weights, the one trained last first."""
+    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}") if path.is_file()]  # not a link to nothing
     return sorted(found, key=lambda path: -(path / WEIGHTS).stat().st_mtime)
 
 
-def latest_run(parent: Path = Path("runs")) -> Path:
+def usable_runs(parent: Path = Path("runs"), *, trained: bool = True, notify: Notify = ignore_remark) -> Iterator[Path]:
+    """The runs with weights and a tokenizer, the one trained last first; `notify` is told why others are left out."""
+    for path in list_runs(parent):
+        try:
+            run = Run(path, trained=trained)
+            _ = run.config, run.tokenizer
+        except UserError as problem:
+            notify(f"{path} is left out: {problem}")
+            continue
+        yield path
+
+
+def latest_run(parent: Path = Path("runs"), *, trained: bool = True, notify: Notify = ignore_remark) -> Path:
     """The run that was trained last, the default of commands."""
-    runs = list_runs(parent)
-    if not runs:
-        raise UserError("There is no run yet; train one with: logosphere train")
-    return runs[0]
+    remarks: list[str] = []
+    found = next(usable_runs(parent, trained=trained, notify=remarks.append), None)
+    if found is None:
+        raise UserError(" ".join(["There is no run yet; train one with: logosphere train", *remarks[:1]]))
+    for remark in remarks:
+        notify(remark)
+    return found
 
 
-def latest_or_pretrained(parent: Path = Path("runs")) -> Path:
+def latest_or_pretrained(parent: Path = Path("runs"), *, notify: Notify = ignore_remark) -> Path:
     """The run that was trained last, or else the bundled checkpoint."""
     bundled = default_pretrained()
-    return bundled if bundled is not None and not list_runs(parent) else latest_run(parent)
+    if bundled is None:
+        return latest_run(parent, trained=False, notify=notify)
+    return next(usable_runs(parent, trained=False, notify=notify), bundled)
 
 
 def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:

@@ -36,6 +36,7 @@ from logosphere.sampling.loop import GRIDS, Frame
 from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Condition, TextTokenizer, Tokens
+from logosphere.untrusted import open_regular
 
 RENOISED = (
     "This model was trained without known positions, so the text around them is approximate; "
@@ -104,7 +105,11 @@ def _choose(
     run: Run | str | Path | None, config: SampleConfig, notify: Callable[[str], None]
 ) -> tuple[Run, SampleConfig]:
     """The run to sample from, and the settings with every default filled in."""
-    chosen = run if isinstance(run, Run) else Run(run or latest_or_pretrained(), trained=False)
+    if isinstance(run, Run):
+        chosen = run
+    else:
+        place = run or latest_or_pretrained(notify=notify)
+        chosen = Run(place, trained=False, trust_references=config.trust_references)
     if remark := chosen.missing_average(config.weights):
         notify(remark)
     if run is None and chosen.path != default_pretrained():
@@ -309,7 +314,8 @@ def _read_signal(path: Path, run: Run, n: int) -> npt.NDArray[np.float32]:
     if not channels:
         raise UserError(f"The model in {run.path} was trained without a signal; leave out --signal.")
     try:
-        found = np.load(path, allow_pickle=False)
+        with open_regular(path) as file:
+            found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
         raise UserError(f"{path} cannot be read as a .npy file ({problem}).") from None
     if found.shape == (length,) and channels == 1:

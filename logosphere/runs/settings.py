@@ -51,6 +51,8 @@ class EvaluateConfig:
     """Sequences at a time; the result does not depend on it."""
     per: Literal["auto", "token", "character", "byte"] = "auto"
     """The unit of bits; auto: the unit of the tokenizer."""
+    trust_references: bool = False
+    """Open the data and the encoder that the recipe of a run names, although it was not written on this machine."""
     weights: Weights = "ema"
     """Averaged weights, the best of them on the validation split, or the live ones."""
     precision: Precision = "auto"
@@ -228,6 +230,8 @@ class SampleConfig:
     """Precision of the network; auto: bfloat16 where the processor has instructions for it, else float32."""
     seed: int = 0
     """Fixes the texts, together with the precision."""
+    trust_references: bool = False
+    """Fetch the encoder that the recipe of a run names, although it was not written on this machine."""
 
     def check(self) -> None:
         """Raise for options that contradict each other."""

@@ -110,7 +110,7 @@ def evaluate_tasks(
     tasks.check()
     if find_spec("lm_eval") is None:
         raise UserError("Tasks need the lm-evaluation-harness; install it with: pip install 'logosphere[eval]'.")
-    run = run if isinstance(run, Run) else Run(run, trained=False)
+    run = run if isinstance(run, Run) else Run(run, trained=False, trust_references=config.trust_references)
     if remark := run.missing_average(config.weights):
         display.log(remark)
     draws = DRAWS if config.draws is None else config.draws

@@ -13,15 +13,17 @@ from typing import TypeVar
 import torch
 
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpora import open_corpus
+from logosphere.data.corpora import is_named, open_corpus
 from logosphere.data.corpus import Corpus, Examples, Split, describe_size
 from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer, WithEOS
-from logosphere.errors import UserError, quote_path
+from logosphere.errors import UserError, quote_path, shorten
 from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER, check_folder, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
+from logosphere.origin import refuse
+from logosphere.parallel.lifetime import stop_signals
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.runs.budget import explain_unresumable, extend
 from logosphere.runs.config import TrainConfig
@@ -101,7 +103,7 @@ def resume(
 
     A larger budget (`steps`, `minutes` or `cpu_minutes` in all) trains a finished run longer.
     """
-    run = Run(path)
+    run = Run(path, trust_references=True)  # who continues a training has agreed to its data
     if reason := explain_unresumable(run):
         raise UserError(f"{reason} begin another run with its weights: TrainConfig(begin={str(path)!r})")
     if steps is not None or minutes is not None or cpu_minutes is not None:
@@ -141,6 +143,8 @@ def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, 
         raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     if data not in (None, run.config.data):
         return end_by_checkpoint(open_with_display(data, run.tokenizer, display, column), run)
+    if data is None and not run.trusted and not is_named(run.config.data):
+        raise refuse(run.path, f"names the data {shorten(run.config.data)}; name a text with --data")
     try:
         return open_with_display(run.config.data, run.tokenizer, display, column or run.config.column)
     except UserError as problem:
@@ -242,7 +246,7 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM as requests to stop: the step is finished and saved first; a second Ctrl-C does not wait."""
+    """Signals as requests to stop: the step is finished and saved first; a second Ctrl-C does not wait."""
 
     def __init__(self, command: str) -> None:
         self.requested, self.command = False, command
@@ -258,7 +262,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self.request) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.request) for number in stop_signals()}
         try:
             yield self
         finally:

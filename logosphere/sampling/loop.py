@@ -213,4 +213,9 @@ def sample_loop(
         if shared[step - 1]:
             t = mark_shared_time(t)
         z = stepper(process, evaluate, z, t, s, step_noise)
+        if z.is_floating_point() and not bool(z.isfinite().all()):
+            raise UserError(
+                f"The states are not finite after step {step} of {len(rows) - 1}; use a smaller guidance, more "
+                "steps or another sampler."
+            )
         yield Frame(step, len(rows) - 1, s, z, codec, confidence, likeliest)

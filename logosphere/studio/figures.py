@@ -11,7 +11,10 @@ from logosphere.io import WEIGHTS
 from logosphere.pretrained import CARD, RECORD
 from logosphere.runs.evaluate import report_path
 from logosphere.runs.run import SHORT, Run
+from logosphere.untrusted import read_regular
 
+MAX_CARD = 1 << 20
+"""Bytes of a model card, at most."""
 SPLIT = "test"
 """The split of the figures in README and docs/results; tuning uses the validation split."""
 
@@ -54,7 +57,7 @@ _LIKELIHOOD = re.compile(r"^\| likelihood \| \S (\S+) ± (\S+) bits per (\w+) \(
 def read_card(folder: Path) -> Figure:
     """Return the likelihood in the card of an exported model."""
     try:
-        found = _LIKELIHOOD.search((folder / CARD).read_text(encoding="utf-8"))
+        found = _LIKELIHOOD.search(read_regular(folder / CARD, MAX_CARD, inside=folder).decode())
     except (OSError, UnicodeDecodeError):
         found = None
     if found is None:

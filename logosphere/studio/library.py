@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, shorten
 from logosphere.io import RECIPE
 from logosphere.pretrained import PREFIX, list_pretrained
 from logosphere.runs.run import Run
 from logosphere.studio.models import StudioModel
+from logosphere.untrusted import read_regular
 
 RUNS = Path("runs")
+MAX_PAGE = 1 << 28
+"""Bytes of the page of a report, at most."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class ReportFile:
     path: Path
 
     def read(self) -> bytes:
-        return self.path.read_bytes()
+        return read_regular(self.path, MAX_PAGE)
 
 
 class Library:
@@ -34,17 +37,25 @@ class Library:
 
     def __init__(self, runs: Sequence[str] = (), reports: Sequence[str] = ()):
         """Offer the named runs and reports; where none is named, those of runs/ and this folder, the newest first."""
-        self.models = [StudioModel(name, Run(name, trained=False)) for name in runs]
-        for model in self.models:
-            _ = model.tokenizer  # a model without one has no texts to show, which is to be said at the start
-        self.reports = [_open_report(name) for name in reports]
-        self.finds_runs, self.finds_reports = not runs, not reports
+        self.models: list[StudioModel] = []
+        self.reports: list[ReportFile] = []
         self.unreadable = dict[str, str]()
-        """Runs that cannot be opened, with the reason."""
+        """Runs and reports that cannot be opened, with the reason."""
+        for name in runs:
+            self._add_run(name)
+        for name in reports:
+            try:
+                self.reports.append(_open_report(name))
+            except UserError as problem:
+                self.unreadable[name] = str(problem)
+        self.named = dict(self.unreadable)
+        self.finds_runs, self.finds_reports = not runs, not reports
         self._lock = threading.Lock()
         self.refresh()
         if not self.models:
             reason = next(iter(self.unreadable.values()), "There is nothing to open yet.")
+            if runs:
+                raise UserError(reason)
             raise UserError(f"{reason} Train a model with: logosphere train")
 
     def refresh(self) -> None:
@@ -57,18 +68,23 @@ class Library:
                 self.reports += [report for report in _find_reports() if report.path not in known]
 
     def _add_runs(self) -> None:
-        known = {model.name: model.folder.content for model in self.models}
-        self.unreadable = {}
+        self.unreadable = dict(self.named)
         for name in _find_runs():
-            try:
-                run = Run(name, trained=False)
-                if known.get(name) == run.content:
-                    continue
-                _ = run.tokenizer
-            except UserError as problem:
-                self.unreadable[name] = str(problem)
-                continue
-            self.models.append(StudioModel(name, run))  # new, or trained anew in the same folder
+            self._add_run(name)
+
+    def _add_run(self, name: str) -> None:
+        """Add a run that is new, or was trained anew in the same folder; one that cannot be opened is noted."""
+        known = {model.name: model.folder.content for model in self.models}
+        try:
+            run = Run(name, trained=False)
+            if known.get(name) == run.content:
+                return
+            model = StudioModel(name, run)
+            model.describe()  # also reads its tokenizer: a model without one has no texts to show
+        except Exception as problem:  # one folder, whatever is in it, must not close the others
+            self.unreadable[name] = explain(name, problem)
+            return
+        self.models.append(model)
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe the models for the page in the order in which it lists them, each with its number."""
@@ -80,9 +96,14 @@ class Library:
             model = self.models[number]
             try:
                 described.append({"number": number} | model.describe())
-            except UserError as problem:
-                self.unreadable[name] = str(problem)
+            except Exception as problem:
+                self.unreadable[name] = explain(name, problem)
         return described
+
+
+def explain(name: str, problem: Exception) -> str:
+    """Why a folder is left out."""
+    return str(problem) if isinstance(problem, UserError) else f"{name} is damaged ({shorten(problem)})."
 
 
 def _find_runs() -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from logosphere.data.batches import eval_batches
-from logosphere.data.corpora import open_corpus
+from logosphere.data.corpora import is_named, open_corpus
 from logosphere.data.tokenizers import Tokenizer, WithEOS
-from logosphere.errors import UserError, quote_path
+from logosphere.errors import UserError, quote_path, shorten
 from logosphere.io import RECIPE, WEIGHTS, json_safe
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
@@ -79,6 +79,12 @@ class StudioModel:
             raise UserError(
                 f"{self.name} was saved without a training run, so the studio has no held-out text for it; measure it "
                 f"on a text of yours: logosphere evaluate {quote_path(self.name)} --data FILE"
+            )
+        if not self.folder.trusted and not is_named(self.folder.config.data):
+            raise UserError(
+                f"{self.name} was not written on this machine, so the data that it names, "
+                f"{shorten(self.folder.config.data)}, are not opened; measure it on a text of yours: "
+                f"logosphere evaluate {quote_path(self.name)} --data FILE"
             )
         corpus = open_corpus(self.folder.config.data, self.tokenizer, column=self.folder.config.column)
         return next(iter(eval_batches(corpus.test, self.model.length, limit, limit)))

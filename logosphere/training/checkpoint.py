@@ -4,9 +4,10 @@
     state/latest.json      which of them to resume from
 
 A checkpoint is written next to the old one and only then named in latest.json, so a complete one always exists.
+state.json has the sha256 of the other files, so that files of different checkpoints are not mixed. Checkpoints of
+earlier versions have none.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,12 +18,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logosphere.errors import UserError
-from logosphere.io import load_strict, read_tensors, replace_file, sync, write_json, write_tensors
+from logosphere.errors import UserError, shorten
+from logosphere.io import (
+    EMA_WEIGHTS,
+    FILES,
+    WEIGHTS,
+    all_finite,
+    check_sha256,
+    file_sha256,
+    load_strict,
+    read_tensors,
+    replace_file,
+    sync,
+    write_json,
+    write_tensors,
+)
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
+from logosphere.untrusted import read_object
 
 STATE = "state.json"
+PREVIOUS = "previous"
+"""The entry of state.json with the sha256 of the weights of the checkpoint before, which a killed training may have
+left at the top of the run."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """The state of AdamW for a parameter."""
 MATRIX_MOMENTS = ("momentum_buffer", "step")
@@ -35,7 +53,7 @@ def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) ->
         return final
     draft = draft_of(folder, trainer.step)
     try:
-        _write(draft, trainer, extra)
+        _write(draft, trainer, extra | {PREVIOUS: hashes_of_weights(folder)})
         return install(folder, draft, trainer.step)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -45,7 +63,7 @@ def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) ->
 def saved_already(folder: Path, step: int) -> Path | None:
     """The checkpoint of a step, if it is the latest; while it is replaced there would be none."""
     final = checkpoint_of(folder, step)
-    return final if latest(folder) == final else None
+    return final if newest(folder) == final else None
 
 
 def draft_of(folder: Path, step: int) -> Path:
@@ -60,6 +78,8 @@ def install(folder: Path, draft: Path, step: int) -> Path:
     final = checkpoint_of(folder, step)
     sync(draft)
     shutil.rmtree(final, ignore_errors=True)
+    if not final.is_dir():
+        final.unlink(missing_ok=True)  # a file in its place
     replace_file(draft, final)
     sync(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
@@ -80,7 +100,13 @@ def _write(draft: Path, trainer: Trainer, extra: dict[str, object]) -> None:
     if ema is not None:
         write_tensors(draft / "ema.safetensors", ema.tensors(model))
     write_tensors(draft / "optimizer.safetensors", _moments(trainer))
-    write_json(draft / STATE, counts(trainer) | extra)
+    write_state(draft, counts(trainer) | extra)
+
+
+def write_state(draft: Path, content: dict[str, object]) -> None:
+    """Write state.json, with the sha256 of all files that the checkpoint has besides."""
+    files = {path.relative_to(draft).as_posix(): path for path in sorted(draft.rglob("*")) if path.is_file()}
+    write_json(draft / STATE, content | {FILES: {name: file_sha256(path) for name, path in files.items()}})
 
 
 def counts(trainer: Trainer) -> dict[str, object]:
@@ -92,45 +118,144 @@ def counts(trainer: Trainer) -> dict[str, object]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, or None if nothing has been saved yet."""
+    """The newest complete checkpoint, or None if nothing has been saved yet.
+
+    Where latest.json is lost or damaged, it is the last folder step-…, which appears only when it is complete. Raises
+    UserError if there is none of these either.
+    """
     pointer = folder / "latest.json"
-    if not pointer.exists():
-        return None
     try:
-        name = json.loads(pointer.read_bytes())["checkpoint"]
+        name = read_object(pointer, inside=folder)["checkpoint"]
         found = folder / Path(str(name)).name
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{pointer} is damaged; it must hold the name of a folder step-… next to it.") from None
-    if not found.is_dir():
-        raise UserError(f"The checkpoint {found} is missing; restore it from a copy.")
+        problem = f"The checkpoint {found} is missing; restore it from a copy."
+    except FileNotFoundError:
+        found, problem = None, ""
+    except (OSError, ValueError, KeyError, UserError):
+        found, problem = None, f"{pointer} is damaged; it must hold the name of a folder step-… next to it."
+    if found is not None and _step_of(found) is not None and found.is_dir():
+        return found
+    complete = [path for path in folder.glob("step-*") if _step_of(path) is not None and (path / STATE).is_file()]
+    if complete:
+        return max(complete, key=lambda path: path.name)
+    if problem:
+        raise UserError(problem)
+    return None
+
+
+def newest(folder: Path) -> Path | None:
+    """As `latest`, but None where nothing that was saved can be found: a running training saves anew then."""
+    try:
+        return latest(folder)
+    except UserError:
+        return None
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    """The step in the name of a checkpoint; None for another name."""
+    number = checkpoint.name.removeprefix("step-")
+    return int(number) if number.isascii() and number.isdecimal() and checkpoint.name != number else None
+
+
+def read_hashes(checkpoint: Path) -> dict[str, str]:
+    """The sha256 of the files of a checkpoint as it was saved; empty for one of an earlier version."""
+    try:
+        return _hashes(read_object(checkpoint / STATE, inside=checkpoint))
+    except (OSError, ValueError):
+        raise UserError(f"{checkpoint / STATE} is missing or damaged; restore it from a copy.") from None
+
+
+def hashes_of_weights(folder: Path) -> dict[str, str]:
+    """The sha256 of the weights of the newest checkpoint; empty where there is none, or none can be read."""
+    checkpoint = newest(folder)
+    try:
+        hashes = {} if checkpoint is None else read_hashes(checkpoint)
+    except UserError:
+        return {}
+    return {name: hashes[name] for name in (WEIGHTS, EMA_WEIGHTS) if name in hashes}
+
+
+def is_older(checkpoint: Path, weights: Path) -> bool:
+    """Whether a file of weights at the top of a run is that of the checkpoint before this one."""
+    there = checkpoint / weights.name
+    try:
+        previous = _hashes(read_object(checkpoint / STATE, inside=checkpoint), PREVIOUS).get(weights.name)
+        if previous is None or os.path.samestat(weights.stat(), there.stat()):
+            return False
+        return file_sha256(weights) == previous
+    except (OSError, ValueError):  # then it is compared with the hash of this checkpoint
+        return False
+
+
+def _hashes(state: dict[str, Any], entry: str = FILES) -> dict[str, str]:
+    found = state.get(entry, {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("its hashes are no table")
     return found
+
+
+def check_hashes(checkpoint: Path) -> None:
+    """Raise UserError if a file of a checkpoint is another than when it was saved."""
+    for name, sha256 in read_hashes(checkpoint).items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UserError(f"{checkpoint / STATE} names {shorten(name)}, which is no file of its checkpoint.")
+        try:
+            check_sha256(checkpoint / name, sha256, file_sha256(checkpoint / name))
+        except OSError:
+            raise UserError(
+                f"{checkpoint / name} is missing, damaged or belongs to another checkpoint; restore it."
+            ) from None
 
 
 def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
     """Load a checkpoint into a trainer; returns the other numbers that were saved with it."""
+    hashes = read_hashes(path)
+
+    def read(name: str) -> dict[str, Tensor]:
+        return read_tensors(path / name, hashes.get(name))
+
+    # Everything is read and compared before the trainer is changed.
+    average = None if trainer.ema is None else read(EMA_WEIGHTS)
+    weights, moments = read(WEIGHTS), read("optimizer.safetensors")
     rest = restore_counts(path, trainer)
     model, ema = trainer.model, trainer.ema
-    if ema is not None:
+    if ema is not None and average is not None:
         # The averaged weights are loaded through the model, whose names they have; the live weights follow.
-        load_strict(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
+        load_strict(model, average, path / EMA_WEIGHTS)
         ema.shadow = [p.detach().clone() for p in ema.live]
-    load_strict(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
-    _restore_moments(trainer, read_tensors(path / "optimizer.safetensors"), path)
+    load_strict(model, weights, path / WEIGHTS)
+    _restore_moments(trainer, moments, path)
     return rest
 
 
 def restore_counts(path: Path, trainer: Trainer) -> dict[str, float]:
     """Load the counts of state.json into a trainer; returns its other numbers."""
     try:
-        state = json.loads((path / STATE).read_bytes())
+        state = read_object(path / STATE, inside=path)
+        for name in (FILES, PREVIOUS):
+            state.pop(name, None)
         step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
+        _check_counts(path, step, tokens, updates)
         trainer.step, trainer.tokens, trainer.grad_norm_ema = int(step), int(tokens), float(state.pop("usual", 0.0))
         trainer.position = state.pop("position", None)
         if trainer.ema is not None:
             trainer.ema.updates = int(updates)
         return {str(name): float(value) for name, value in state.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError):
         raise UserError(f"{path / STATE} is missing or damaged; restore it from a copy.") from None
+
+
+def _check_counts(path: Path, step: object, tokens: object, updates: object) -> None:
+    """Raise UserError for counts that no training has, or of another step than that of the folder."""
+    for name, value in {"step": step, "tokens": tokens, "ema_updates": 0 if updates is None else updates}.items():
+        if type(value) is not int or not 0 <= value < 1 << 62:
+            raise UserError(
+                f"{path / STATE} is damaged: {name} must be a whole number of at least 0, not {shorten(value)}; "
+                "restore it from a copy."
+            )
+    if _step_of(path) not in (None, step):
+        raise UserError(
+            f"{path / STATE} is of step {step}, and its folder of step {_step_of(path)}; restore it from a copy."
+        )
 
 
 def _moments(trainer: Trainer) -> dict[str, Tensor]:
@@ -159,6 +284,12 @@ def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -
     expected = {name: shape for name, shape in shapes.items() if int(name.partition(".")[0]) in begun}
     if {name: tensor.shape for name, tensor in tensors.items()} != expected:
         raise UserError(f"{path / 'optimizer.safetensors'} does not belong to this model; restore it from a copy.")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not all_finite(tensor, torch.float32):
+            raise UserError(
+                f"{path / 'optimizer.safetensors'} holds numbers that are not finite in {name} ({tensor.dtype}); use "
+                "an earlier checkpoint."
+            )
     saved["state"] = {
         place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in names[place]} for place in begun
     }

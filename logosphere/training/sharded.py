@@ -27,10 +27,20 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from logosphere.errors import UserError
-from logosphere.io import EMA_WEIGHTS, WEIGHTS, current_name, sync, write_json, write_tensors
+from logosphere.io import EMA_WEIGHTS, WEIGHTS, current_name, sync, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
+from logosphere.training.checkpoint import (
+    MOMENTS,
+    PREVIOUS,
+    check_hashes,
+    counts,
+    draft_of,
+    hashes_of_weights,
+    install,
+    restore_counts,
+    write_state,
+)
 from logosphere.training.trainer import Objective, Trainer
 
 SHARDS = "shards"
@@ -70,7 +80,7 @@ class ShardedSave:
     def __init__(self, folder: Path, trainer: Trainer, extra: dict[str, object], save_group: Any):
         group = trainer.group
         self.folder, self.trainer, self.step = folder, trainer, trainer.step
-        self.content = counts(trainer) | extra
+        self.content = counts(trainer) | extra | {PREVIOUS: hashes_of_weights(folder)}
         self.draft = folder / f".draft-{self.step:08d}"
         group.on_main(lambda: draft_of(folder, self.step))
         (self.draft / SHARDS).mkdir(parents=True, exist_ok=True)
@@ -121,15 +131,16 @@ class ShardedSave:
         write_tensors(self.draft / WEIGHTS, model)
         if ema:
             write_tensors(self.draft / EMA_WEIGHTS, model | ema)
-        write_json(self.draft / STATE, self.content)
         # The library syncs its files before the last of their bytes has left its buffer, and their folder not at all.
         for path in [*(self.draft / SHARDS).iterdir(), self.draft / SHARDS]:
             sync(path)
+        write_state(self.draft, self.content)
         install(self.folder, self.draft, self.step)
 
 
 def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
     """Load a checkpoint that was saved by any number of processes into a trainer."""
+    trainer.group.on_main(lambda: check_hashes(path))
     rest = restore_counts(path, trainer)
     names = _stored_names(trainer, _names(path / SHARDS))
     _allocate(trainer, set(names))
