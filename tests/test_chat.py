@@ -126,3 +126,20 @@ def test_chat_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", str(write_instruct(Path("base"), None)), "--out", "base-run"]) == 0
     assert "no chat template" in error_line(capsys, ["sample", "base-run", "--chat", "a"])
     assert "no chat template" in error_line(capsys, ["sample", "pretrained:mdlm", "--chat", "a"])
+
+
+def test_a_part_of_a_long_imported_model_is_generated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of thousands of positions are not generated whole unless the user says so."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", str(write_instruct(length=1200)), "--out", "run"]) == 0
+    capsys.readouterr()
+    command = ["sample", "run", "--prompt", "the cat ", "-n", "1", "--steps", "2", "--json"]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    prompt = len(ls.load("run").tokenizer.encode("the cat "))
+    assert len(json.loads(printed.out)["samples"][0]["tokens"]) == prompt + 128
+    assert "have 1,200 tokens, of which 128 are generated; --gen-length sets another number" in printed.err
+    assert main([*command, "--gen-length", "8"]) == 0
+    assert len(read_json(capsys)["samples"][0]["tokens"]) == prompt + 8

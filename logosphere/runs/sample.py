@@ -25,13 +25,14 @@ from logosphere.networks.cache_probe import CacheReport
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
 from logosphere.rng import as_generator
-from logosphere.runs.chat import apply_template, cut_answer
+from logosphere.runs.chat import GEN_LENGTH, apply_template, cut_answer
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import ClassifierGuidance, SampleConfig
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
 from logosphere.sampling.guidance import Guide
+from logosphere.sampling.layout import generates_parts
 from logosphere.sampling.loop import GRIDS, Frame
 from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
@@ -42,6 +43,9 @@ RENOISED = (
     "This model was trained without known positions, so the text around them is approximate; "
     "train with --task infilling for exact conditioning."
 )
+
+LONG = 1024
+"""Positions of imported models of which a part is generated unless the user says; others are generated whole."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def sample_run(
     run, config = _choose(run, config, notify)
     model = run.model(config.weights).place(find_device(run.config.device))
     chatting = bool(config.chat)
-    config = apply_template(model, run.tokenizer, config) if chatting else config
+    config = apply_template(model, run.tokenizer, config) if chatting else _limit_length(model, run, config, notify)
     given = _known_text(model, run.tokenizer, config.prompt, config.infill, config.hold)
     recorder = Recorder(model) if record or watch is not None else None
 
@@ -132,6 +136,29 @@ def _choose(
         "--temperature 1 samples from the model itself."
     )
     return chosen, replace(config, temperature=best.temperature, sampler=name, length=length)
+
+
+def _limit_length(model: Model, run: Run, config: SampleConfig, notify: Callable[[str], None]) -> SampleConfig:
+    """The settings with a part of the sequences of an imported model, which may have thousands of positions.
+
+    A --length below that of the model is generated alone, instead of being cut from a whole sequence.
+    """
+    given = config.decoding.gen_length or config.infill or config.hold
+    if model.spec is None or model.spec.published is None or given or not generates_parts(model):
+        return config
+    prefix = 0
+    if config.prompt:
+        prefix = int(encode_prompt(config.prompt, run.tokenizer, model.length).known.sum())
+    length = config.length
+    if length is None and model.length > LONG:
+        length = min(model.length, prefix + GEN_LENGTH)
+        notify(
+            f"Sequences of this model have {model.length:,} tokens, of which {length - prefix} are generated; "
+            "--gen-length sets another number."
+        )
+    elif length is None or run.tokenizer.eos is not None or not prefix < length < model.length:
+        return config
+    return replace(config, length=None, decoding=replace(config.decoding, gen_length=length - prefix))
 
 
 def _known_text(model: Model, tokenizer: TextTokenizer, prompt: str, infill: str, hold: str = "") -> Prompt | None:

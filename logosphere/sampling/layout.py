@@ -85,14 +85,19 @@ def check_steps(per_block: int, steps: int, length: int) -> None:
         )
 
 
+def generates_parts(model: Model) -> bool:
+    """Whether a part of the positions can be generated alone: states are tokens, or become tokens one by one."""
+    codec, unmasks = model.process.codec, isinstance(model.process, Unmasking) and model.process.unmasks_tokens
+    return (codec.is_discrete or unmasks) and codec.num_classes == model.vocab_size
+
+
 def arrange(model: Model, prefix: int, config: DecodingConfig, sampler: Sampler) -> Layout | None:
     """The positions of a run whose length, blocks or cache are set, after a prompt of `prefix` tokens; None for those
     of the model."""
     block = config.block_length or sampler.block_length
     if config.gen_length is None and block is None and config.cache == "none":
         return None
-    codec, unmasks = model.process.codec, isinstance(model.process, Unmasking) and model.process.unmasks_tokens
-    if not (codec.is_discrete or unmasks) or codec.num_classes != model.vocab_size:
+    if not generates_parts(model):
         raise UserError(
             "gen_length, block_length and cache need a model whose states are tokens, such as mdlm; leave them out."
         )
