@@ -33,7 +33,8 @@ TRAIN_TOKENS = 5_000_000
 MIN_COUNT, RUN_LENGTH = 3, 6
 """Occurrences that make a word known, and words of a run."""
 SAMPLING = [("ancestral", 64, 1.0), ("ancestral", 64, 0.8), ("ancestral", 64, 0.7), ("ancestral", 64, 0.6),
-            ("ancestral", 128, 0.7), ("entropy", 64, 1.0), ("entropy", 64, 0.8), ("entropy", 64, 0.7)]  # fmt: skip
+            ("ancestral", 128, 0.7), ("entropy", 64, 1.0), ("entropy", 64, 0.8), ("entropy", 64, 0.7),
+            ("left-to-right", 128, 1.0), ("left-to-right", 128, 0.8), ("left-to-right", 128, 0.7)]  # fmt: skip
 """Sampler, steps, temperature; those that a model does not support are left out."""
 
 

@@ -8,6 +8,7 @@ import webbrowser
 from contextlib import suppress
 
 from logosphere.cli.arguments import Studio
+from logosphere.cli.console import log
 from logosphere.errors import UserError
 from logosphere.studio.app import create_app
 from logosphere.studio.connections import Limits, make_server
@@ -23,6 +24,8 @@ def studio(arguments: Studio, argv: list[str]) -> int:
     # Each text is encoded by itself; in a shared pool of threads one that takes too long would hold up the others.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     library, token = Library(arguments.runs, arguments.report), secrets.token_urlsafe(18)
+    for reason in library.unreadable.values():
+        log(f"Left out: {reason}")
 
     def open_first() -> None:
         with suppress(UserError):  # the request that needs it reports the error

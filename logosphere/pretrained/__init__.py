@@ -40,8 +40,10 @@ PREFIX = "pretrained:"
 PREFIXES = (PREFIX, "box:")
 """Accepted prefixes; box: is the first name of pretrained: and stays valid."""
 CARD, RECORD = "card.md", "record.json"
-DISPLAY_ORDER = ("stories", "rdlm", "mdlm", "ar")
-"""The order in which checkpoints are listed; the first one that is installed is the default."""
+DISPLAY_ORDER = ("stories", "passages", "rdlm-blocks", "rdlm", "mdlm", "ar")
+"""The order in which checkpoints are listed."""
+GENERATION = "passages"
+"""The default for new texts; its blocks follow one another, so that others fill gaps: the first of DISPLAY_ORDER."""
 
 
 class SamplingDefaults(NamedTuple):
@@ -53,7 +55,10 @@ class SamplingDefaults(NamedTuple):
     """Tokens of each text, for models of texts that end: most of theirs are single sentences."""
 
 
-_SAMPLING_DEFAULTS = {"stories": SamplingDefaults("entropy", 0.7, length=56)}
+_SAMPLING_DEFAULTS = {
+    "stories": SamplingDefaults("entropy", 0.7, length=56),
+    "passages": SamplingDefaults("left-to-right", 0.7),
+}
 
 
 def sampling_defaults(name: str) -> SamplingDefaults:
@@ -87,9 +92,11 @@ def is_bundled(folder: Path) -> bool:
     return folder.parent == Path(__file__).parent
 
 
-def default_pretrained() -> Path | None:
-    """The folder of the default checkpoint, or None if the package has no checkpoints."""
+def default_pretrained(infilling: bool = False) -> Path | None:
+    """The folder of the default checkpoint, or of that which fills gaps; None if the package has no checkpoints."""
     installed = list_pretrained()
+    if GENERATION in installed and not infilling:
+        return resolve_folder(f"{PREFIX}{GENERATION}")
     return resolve_folder(f"{PREFIX}{installed[0]}") if installed else None
 
 

@@ -363,12 +363,12 @@ def latest_run(parent: Path = Path("runs"), *, trained: bool = True, notify: Not
     return found
 
 
-def latest_or_pretrained(parent: Path = Path("runs"), *, notify: Notify = ignore_remark) -> Path:
-    """The run that was trained last, or else the bundled checkpoint."""
-    bundled = default_pretrained()
+def latest_or_pretrained(*, infilling: bool = False, notify: Notify = ignore_remark) -> Path:
+    """The run that was trained last, or else the bundled checkpoint, one that fills gaps with `infilling`."""
+    bundled = default_pretrained(infilling)
     if bundled is None:
-        return latest_run(parent, trained=False, notify=notify)
-    return next(usable_runs(parent, trained=False, notify=notify), bundled)
+        return latest_run(trained=False, notify=notify)
+    return next(usable_runs(Path("runs"), trained=False, notify=notify), bundled)
 
 
 def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:

@@ -109,18 +109,19 @@ def _choose(
     run: Run | str | Path | None, config: SampleConfig, notify: Callable[[str], None]
 ) -> tuple[Run, SampleConfig]:
     """The run to sample from, and the settings with every default filled in."""
+    infilling = bool(config.infill or config.hold)
     if isinstance(run, Run):
         chosen = run
     else:
-        place = run or latest_or_pretrained(notify=notify)
+        place = run or latest_or_pretrained(infilling=infilling, notify=notify)
         chosen = Run(place, trained=False, trust_references=config.trust_references)
     if remark := chosen.missing_average(config.weights):
         notify(remark)
-    if run is None and chosen.path != default_pretrained():
+    if run is None and chosen.path != default_pretrained(infilling):
         notify(f"From {chosen.path}, the run trained last; for another one: logosphere sample RUN")
     if config.temperature is not None:
         return chosen, config
-    if run is not None or chosen.path != default_pretrained():
+    if run is not None or chosen.path != default_pretrained(infilling):
         return chosen, replace(config, temperature=1.0)
     best = sampling_defaults(chosen.path.name)
     decodes = bool(config.decoding.given())
