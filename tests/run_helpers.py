@@ -1,5 +1,6 @@
 """Runs within tests, complete or stopped, and the parts of them that must be bit-identical."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,12 @@ from logosphere.training.optimizer import OptimizerConfig
 
 LOW_RATE = replace(RECIPE, steps=8, batch=6, validations=2, optim=OptimizerConfig(lr=1e-3, warmup=3), task="infilling")
 """A learning rate at which rounding does not grow: several processes sum in another order."""
+
+
+def forget_hashes(folder: Path) -> None:
+    """Leave out the hashes of the weights, as in a folder of an earlier version, so that others may be put there."""
+    recipe = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps({name: part for name, part in recipe.items() if name != "files"}))
 
 
 def complete_run(recipe: TrainConfig, corpus: Corpus, path: Path) -> tuple[Run, list[Event]]:

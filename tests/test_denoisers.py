@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from run_helpers import forget_hashes
 from torch import Tensor, nn
 from toy_languages import generator, skewed_chain
 from toy_models import SMALL, System, fill_zero_weights, random_network
@@ -233,6 +234,7 @@ def test_weights_of_another_head_are_refused(tmp_path) -> None:
     assert hybrid.state_dict().keys() - plain.state_dict().keys() == {"denoiser.inner.trunk.out"}
     hybrid.save(tmp_path)
     write_tensors(tmp_path / "model.safetensors", plain.state_dict())
+    forget_hashes(tmp_path)
     with pytest.raises(UserError, match="lacks denoiser.inner.trunk.out"):
         ls.load(tmp_path)
 

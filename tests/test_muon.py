@@ -136,7 +136,7 @@ def test_a_checkpoint_of_adamw_is_refused(corpus: Corpus, tmp_path: Path) -> Non
     (latest(other.state) / "optimizer.safetensors").write_bytes(
         (latest(run.state) / "optimizer.safetensors").read_bytes()
     )
-    with pytest.raises(UserError, match="does not belong to this model"):
+    with pytest.raises(UserError, match="belongs to another checkpoint"):
         list(run_training(Run(other.path), corpus))
 
 

@@ -129,7 +129,7 @@ def test_damaged_parents_are_refused(parent: Run, corpus: Corpus, tmp_path: Path
     content = json.loads((parent.path / "recipe.json").read_text())
     for broken, message in (
         ({"begun": {"trainings": [{"data": 3}]}}, "no valid record of the trainings"),
-        ({"model": 3}, "no valid specification"),
+        ({"model": 3}, "'model' must hold names and values"),
     ):
         (parent.path / "recipe.json").write_text(json.dumps(content | broken))
         with pytest.raises(UserError, match=message):

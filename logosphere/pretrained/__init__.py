@@ -139,6 +139,8 @@ def load_weights(
     spec, recipe = read_spec(folder), folder / RECIPE
     check_encoder(spec.options, recipe, trusted=trust_references or is_trusted(folder))
 
+    check_plugins(folder, spec, denoiser)
+
     def make() -> Model:
         return build_from_recipe(folder, options, denoiser)
 

@@ -21,7 +21,7 @@ from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.runs.create import build_model, create_run_and_model, record_column, resolve_precision
-from logosphere.runs.diagnosis import explain_poor_bound
+from logosphere.runs.diagnosis import explain_poor_bounds
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
@@ -271,28 +271,23 @@ def compare_runs(
     groups = _shorten_names(groups)
     if have_different_tokenizers(runs):
         rows = _rank_by_bytes(groups, config, display)
-        ranked = Comparison(rows, [], remarks=_explain_rows(rows, groups))
+        ranked = Comparison(rows, [], remarks=explain_poor_bounds(rows, groups))
         on_ranked(ranked)
         return ranked
+    if config.report is not None and config.samples.samples:  # before anything is measured, which takes long
+        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
     reader = next((run for run in runs if not run.is_imported), runs[0])
     corpus = open_run_data(reader, display, config.measure.data, config.measure.column)
     reports = {
         name: [_measure(run, config.measure, corpus, display) for run in group] for name, group in groups.items()
     }
     rows = rank_reports(reports)
-    ranked = Comparison(rows, [], remarks=_explain_rows(rows, groups))
+    ranked = Comparison(rows, [], remarks=explain_poor_bounds(rows, groups))
     on_ranked(ranked)
     if config.report is None:
         return ranked
-    if config.samples.samples:
-        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
     report = make_report(rows, groups, corpus, chosen, config.samples, config.measure, display)
     return replace(ranked, files=write_comparison_report(report, config.report))
-
-
-def _explain_rows(rows: list[LeaderboardRow], groups: dict[str, list[Run]]) -> tuple[str, ...]:
-    found = (explain_poor_bound(row.report, groups[row.name][0]) for row in rows)
-    return tuple(one for one in found if one)
 
 
 def _rank_by_bytes(groups: dict[str, list[Run]], config: CompareConfig, display: Display) -> list[LeaderboardRow]:

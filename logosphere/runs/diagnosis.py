@@ -1,6 +1,9 @@
 """Why a bound is worse than blind guessing: the likeliest reason, from what is known of the run and the measurement."""
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from logosphere.errors import plural
+from logosphere.evaluation.leaderboard import LeaderboardRow
 from logosphere.evaluation.report import Report
 from logosphere.runs.run import Run
 from logosphere.runs.training_records import sum_records
@@ -19,6 +22,12 @@ def explain_poor_bound(report: Report, run: Run, options: tuple[str, ...] = ()) 
         return ""
     found = f"{report.name} is worse than blind guessing ({report.blind:.4f} bits per {report.unit})"
     return f"{found}; the likely reason: {_likely_reason(report, run, options)}"
+
+
+def explain_poor_bounds(rows: Iterable[LeaderboardRow], groups: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
+    """These sentences for the rows of a comparison, about the first run of each."""
+    found = (explain_poor_bound(row.report, groups[row.name][0]) for row in rows)
+    return tuple(one for one in found if one)
 
 
 def _likely_reason(report: Report, run: Run, options: tuple[str, ...]) -> str:

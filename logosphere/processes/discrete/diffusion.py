@@ -351,8 +351,9 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Publishe
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         if self.mixing.has_uniform:
-            drawn = categorical(self.log_transition(out, z, t, s), noise.uniform(*z.shape))
-            return torch.where(s < t, drawn, z)
+            moving = s < t  # the step of the others is 0 / 0 at the ends of time
+            log_p = torch.where(moving[..., None], self.log_transition(out, z, t, s), 0.0)
+            return torch.where(moving, categorical(log_p, noise.uniform(*z.shape)), z)
         # First whether a mask is lifted, then the token: products of small probabilities would underflow.
         unmasked = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
         z = z.clone()
