@@ -158,8 +158,8 @@ def test_a_dry_run_allocates_no_large_network(capsys: pytest.CaptureFixture[str]
 def test_costs_need_no_table_of_bridges(system: str, preset: str, tmp_path: Path) -> None:
     """Tables of Brownian bridges take seconds for 30,000 tokens; the number of parameters does not depend on them."""
     program = (
-        "import sys, time; from logosphere.runs.config import TrainConfig; from logosphere.runs.cost_model import cost; "
-        "system, preset = sys.argv[1:]; started = time.process_time(); "
+        "import sys, time; from logosphere.runs.config import TrainConfig; "
+        "from logosphere.runs.cost_model import cost; system, preset = sys.argv[1:]; started = time.process_time(); "
         "config = TrainConfig(system=system, preset=preset, length=64, steps=1); "
         "print(cost(config, 60_000).parameters, time.process_time() - started)"
     )  # in a process of its own, because time is measured
