@@ -25,7 +25,7 @@ def test_mutated_inputs_are_read_or_refused(
         found = {target.name: fuzz(target, 60, seed=1) for target in every}
     problems = [problem for findings in found.values() for problem in findings.problems]
     assert not problems, problems[0]
-    assert sum(findings.cases for findings in found.values()) == 60 * 12
+    assert sum(findings.cases for findings in found.values()) == 60 * len(every) and len(every) >= 13
     assert all(findings.kept > 0 for findings in found.values()), "guided by coverage"
 
 

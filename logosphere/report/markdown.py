@@ -1,6 +1,6 @@
 """Foreign text in Markdown: names, texts and commands of others, which show as they are and do nothing.
 
-Markdown passes HTML through, so that a name such as <img src=…> would be an element of the page that shows the file.
+Markdown passes HTML through, so that a name such as `<img src=…>` would be an element of the page that shows the file.
 """
 
 import re

@@ -246,6 +246,7 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from logosphere.runs.train import Interrupts
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this process may be started by nohup, which it would respect
 seen = Interrupts("resume")
 with seen.handled():
     os.kill(os.getpid(), int(sys.argv[1]))
