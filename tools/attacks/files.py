@@ -255,7 +255,7 @@ def expand_member(kind: str, world: FileWorld) -> None:
         assert "more than any" in refuse(lambda: read_members(path, ["file.txt"]))
 
 
-@attack("../../escape.txt", "/tmp/escape.txt", "a/../../escape.txt")
+@attack("../../escape.txt", "/logosphere-attack/escape.txt", "a/../../escape.txt")
 def escape_archive(name: str, world: FileWorld) -> None:
     """A member has a path out of the archive; nothing may be written anywhere."""
     path = world.empty() / "archive.tar"
@@ -263,7 +263,7 @@ def escape_archive(name: str, world: FileWorld) -> None:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
     before = sorted(world.folder.rglob("*"))
     read_members(path, ["escape.txt"])
-    assert sorted(world.folder.rglob("*")) == before and not Path("/tmp/escape.txt").exists()
+    assert sorted(world.folder.rglob("*")) == before and not Path("/logosphere-attack/escape.txt").exists()
 
 
 @attack(tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE)
