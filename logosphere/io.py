@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -291,6 +291,14 @@ def current_name(name: str, expected: Collection[str]) -> str:
     return name
 
 
+def check_names(expected: Set[str], found: Set[str], path: Path) -> None:
+    """Raise UserError unless a file has the tensors of a model, and no others."""
+    if missing := sorted(expected - found):
+        raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
+    if foreign := sorted(found - expected):
+        raise UserError(f"{path} does not belong to this model: it has {foreign[0]}, which the model has not.")
+
+
 def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *, assign: bool = False) -> None:
     """Load tensors into a module; their names and shapes must be those of the module, and all values finite.
 
@@ -298,10 +306,7 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *
     """
     expected = module.state_dict()
     tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
-    if missing := sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
-    if foreign := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{path} does not belong to this model: it has {foreign[0]}, which the model has not.")
+    check_names(expected.keys(), tensors.keys(), path)
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(expected[name].shape)}"

@@ -1,8 +1,9 @@
 """Limits on building a model from a recipe: what its weights can fill, compared before memory is taken.
 
 A recipe of a few bytes can ask for a network of any size. The header of the weights says how many numbers there are,
-and a file must be as large as its header says. Sizes of the recipe that these numbers cannot fill are refused, and what
-the constructors allocate beyond them is counted while they run.
+and a file must be as large as its header says. Sizes of the recipe that these numbers cannot fill are refused. The model
+is then built without memory for its parameters (`allocation.py`) and compared with the header by names, shapes and
+types; what the constructors allocate besides, for tables of a process, is counted while they run.
 """
 
 import math
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from logosphere.checkpoints.families import TensorInfo
-from logosphere.checkpoints.headers import read_header
+from logosphere.checkpoints.headers import TYPES, read_header
 from logosphere.errors import UserError
-from logosphere.io import current_name, read_tensors
+from logosphere.io import check_names, current_name, read_tensors
 from logosphere.model import Spec
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.registry import is_registered
+from logosphere.pretrained.allocation import allocate, is_complete, parameters_on_meta
 
 SPARE_BYTES = 1 << 28
 """Bytes that a model may allocate for tables of its process, whatever its weights."""
@@ -86,15 +88,18 @@ def count_numbers(found: Mapping[str, TensorInfo]) -> int:
 
 
 def check_tensors(model: nn.Module, found: Mapping[str, TensorInfo], place: Path) -> None:
-    """Raise UserError unless the names and shapes of a file are those of a model; no weight is read."""
+    """Raise UserError unless the names, shapes and types of a file are those of a model; no weight is read."""
     expected = model.state_dict()
-    shapes = {current_name(name, expected.keys()): info.shape for name, info in found.items()}
+    named = {current_name(name, expected.keys()): info for name, info in found.items()}
+    check_names(expected.keys(), named.keys(), place)
     for name, tensor in expected.items():
-        if name in shapes and shapes[name] != tuple(tensor.shape):
+        if named[name].shape != tuple(tensor.shape):
             raise UserError(
-                f"{place} does not belong to this model: {name} has the shape {shapes[name]}, not "
+                f"{place} does not belong to this model: {name} has the shape {named[name].shape}, not "
                 f"{tuple(tensor.shape)}."
             )
+        if TYPES[named[name].dtype].is_floating_point != tensor.is_floating_point():
+            raise UserError(f"{place} does not belong to this model: {name} holds {TYPES[named[name].dtype]}.")
 
 
 class AllocationLimit(TorchFunctionMode):
@@ -180,12 +185,31 @@ def is_modest(spec: Spec, numbers: int) -> bool:
 def build_within(spec: Spec, weights: Path, place: Path, make: Callable[[], BuiltModel]) -> BuiltModel:
     """The model that `make` builds for a recipe and these weights; UserError where they do not fit.
 
-    Counting takes as long as building a small model, so it is left out where the sizes of the recipe are modest.
+    It is built without memory for its parameters, compared with the header of the weights, and then allocated; the
+    caller loads the weights, which are all of its parameters. Counting takes as long as building a small model, so it
+    is left out where the sizes of the recipe are modest.
     """
     found = read_shapes(weights)
     check_sizes(spec, found, place)
     numbers = count_numbers(found)
-    with nullcontext() if is_modest(spec, numbers) else AllocationLimit(numbers, place):
+    on_meta = has_meta(spec)
+    with (
+        nullcontext() if is_modest(spec, numbers) and on_meta else AllocationLimit(numbers, place),
+        parameters_on_meta() if on_meta else nullcontext(),
+    ):
         model = make()
     check_tensors(model, found, weights)
+    if on_meta and spec.published is None:
+        if not is_complete(model):
+            return make()  # some parameters are in no file and keep their initial values
+        allocate(model)
     return model
+
+
+def has_meta(spec: Spec) -> bool:
+    """Whether the parameters of a model can be made without memory.
+
+    A network that another package registers may compute with its parameters while it is built, and a pretrained encoder
+    reads its own weights then.
+    """
+    return not is_registered(str(spec.options.get("body", "transformer"))) and not spec.options.get("encoder")
