@@ -1,6 +1,7 @@
 """Conversations with instruct models: the template of a checkpoint in a sandbox, and answers that end."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from cli_helpers import error_line, read_json
 from published_fixtures import write_llada
 
 import logosphere as ls
+from logosphere.checkpoints import chat
 from logosphere.checkpoints.chat import make_messages, render_chat
 from logosphere.cli import main
 from logosphere.data.tokenizer_registry import SubwordTokenizer
@@ -69,12 +71,42 @@ def test_a_conversation_is_rendered_as_in_training() -> None:
         ("{% include '/etc/passwd' %}", "fails on this conversation"),
         ("{% if %}", "not valid"),
         ("{{ messages[7].role + 1 }}", "fails on this conversation"),
+        ("{{ 'x' * 10**10 }}", "too much memory"),
+        ("{{ 'x' * 2**63 }}", "fails on this conversation"),
+        ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", "fails on this conversation|too much memory"),
+        ("x" * (1 << 21), "at most 1,048,576 are read"),
     ],
 )
 def test_templates_of_strangers_do_no_harm(template: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         render_chat(template, make_messages(["Hi"]), {})
     assert "\n" not in str(caught.value)
+
+
+ENDLESS = (
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i * j %}{% endfor %}{% endfor %}x",
+    "{{ 9 ** (9 ** 9) }}",
+    "{% set n = namespace(x=['a']) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{{ ('a' * 200000 + 'b') | replace('a' * 100000 + 'b', 'c') | wordwrap(1) | indent | title | center(300000000) }}",
+    "{{ (range(100000) | list | string) | regex }}{% for a in range(100000) %}{{ a | pprint }}{% endfor %}",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ENDLESS)
+def test_templates_that_do_not_end_are_ended(template: str) -> None:
+    """Within seconds, with one sentence, and no process is left."""
+    before = time.monotonic()
+    with pytest.raises(UserError, match="chat template") as caught:
+        render_chat(template, make_messages(["Hi"]), {})
+    assert "\n" not in str(caught.value) and time.monotonic() - before < chat.SECONDS + 10
+
+
+def test_a_template_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    with pytest.raises(UserError, match="takes more than"):
+        render_chat(ENDLESS[0], make_messages(["Hi"]), {})
 
 
 def test_ends_of_texts_are_those_of_the_checkpoint(tmp_path: Path) -> None:

@@ -1,24 +1,25 @@
 """Chat templates of instruct models: a conversation as the text that the model was trained on.
 
-A template comes with a checkpoint and is a program of a stranger. It runs in the sandbox of jinja2, sees messages and
-the texts of special tokens and nothing else, and what it writes has a largest size.
+A template comes with a checkpoint and is a program of a stranger. It runs in the sandbox of jinja2, in a process of its
+own (`chat_process.py`), sees messages and the texts of special tokens and nothing else; its time, its memory and what
+it writes are limited.
 """
 
-import re
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from pathlib import Path
 
-import jinja2
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from logosphere.checkpoints import chat_process
+from logosphere.checkpoints.chat_process import MAX_TEXT
 from logosphere.errors import UserError, shorten
 
-MAX_TEXT = 1 << 20
-"""Characters of a conversation, at most."""
-_TRAINING_TAG = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
-_TRAINING_END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
+SECONDS = 20.0
+"""Time until the process is ended; most of it is for starting the process on a busy machine."""
+MAX_TEMPLATE = 1 << 20
+"""Characters of a template, at most; published ones have some thousand."""
 
 Message = Mapping[str, str]
 """`role` (system, user or assistant) and `content`."""
@@ -43,38 +44,46 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
 
     `special` are the texts of special tokens by name, such as {"bos": "<s>"}, which the template knows as bos_token.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    if len(template) > MAX_TEMPLATE:
+        raise UserError(f"The chat template has {len(template):,} characters; at most {MAX_TEMPLATE:,} are read.")
+    request = {"template": template, "messages": [dict(message) for message in messages], "special": dict(special)}
+    answer = _run(json.dumps(request).encode("ascii"))
+    match answer:
+        case {"text": str(text)}:
+            return text
+        case {"long": _}:
+            raise UserError(f"The chat template writes more than {MAX_TEXT:,} characters; use --prompt instead.")
+        case {"forbidden": str(reason)}:
+            raise UserError(f"The chat template does what none may do ({shorten(reason)}); it is not used.")
+        case {"refused": str(reason)}:
+            raise UserError(f"The chat template of this model refuses the conversation: {shorten(reason)}.")
+        case {"invalid": str(reason)}:
+            raise UserError(
+                f"The chat template of this model is not valid ({shorten(reason)}); use --prompt instead."
+            )
+        case {"failed": str(reason)}:
+            raise UserError(
+                f"The chat template fails on this conversation ({shorten(reason)}); use --prompt instead."
+            )
+    raise UserError(
+        f"The chat template takes more than {chat_process.CPU_SECONDS} seconds or too much memory; use --prompt instead."
     )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_time}
-    values: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True, "tools": None}
-    values |= {f"{name}_token": "" for name in ("bos", "eos", "pad", "unk")}
-    values |= {f"{name}_token": text for name, text in special.items()}
-    plain = _TRAINING_END.sub(r"\1endif\2", _TRAINING_TAG.sub(r"\1if true\2", template))
-    parts, size = [], 0
+
+
+def _run(request: bytes) -> object:
+    """The answer of the process, or None where it did not end in time and in good order."""
+    # -P: no module of this folder is found by a name of the standard library.
+    command = [sys.executable, "-P", str(Path(chat_process.__file__).resolve())]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONINSPECT"}
     try:
-        for part in environment.from_string(plain).generate(values):
-            parts.append(part)
-            if (size := size + len(part)) > MAX_TEXT:
-                raise UserError(f"The chat template writes more than {MAX_TEXT:,} characters; use --prompt instead.")
-    except UserError:
-        raise
-    except SecurityError as problem:
-        raise UserError(f"The chat template does what none may do ({shorten(str(problem))}); it is not used.") from None
-    except jinja2.TemplateSyntaxError as problem:
-        reason = shorten(str(problem))
-        raise UserError(f"The chat template of this model is not valid ({reason}); use --prompt instead.") from None
-    except Exception as problem:  # of whatever the template computes
-        reason = shorten(str(problem) or type(problem).__name__)
-        raise UserError(f"The chat template fails on this conversation ({reason}); use --prompt instead.") from None
-    return "".join(parts)
-
-
-def _refuse(message: object) -> None:
-    """`raise_exception` of templates: for conversations that the model was not trained on."""
-    raise UserError(f"The chat template of this model refuses the conversation: {shorten(str(message))}.")
-
-
-def _format_time(form: str) -> str:
-    """`strftime_now` of templates that state the date."""
-    return datetime.now().strftime(form)
+        done = subprocess.run(
+            command, input=request, capture_output=True, timeout=SECONDS, env=environment, check=False
+        )
+        return json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return None
+    except OSError as problem:
+        raise UserError(
+            f"The chat template needs a process of its own, which could not be started ({problem.strerror}); use "
+            "--prompt instead."
+        ) from None
