@@ -170,7 +170,8 @@ class Model(nn.Module):
         write_tensors(folder / WEIGHTS, self.state_dict())
         if self.tokenizer is not None:
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
-        hashes = {FILES: {WEIGHTS: file_sha256(folder / WEIGHTS)}}
+        names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
+        hashes = {FILES: {name: file_sha256(folder / name) for name in names}}
         write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
 
     def push_to_hub(

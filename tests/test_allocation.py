@@ -108,7 +108,10 @@ def test_parameters_that_no_file_holds_keep_their_initial_values(
     ],
 )  # fmt: skip
 def test_a_header_that_does_not_fit_is_refused_before_memory_is_taken(
-    change, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # type: ignore[no-untyped-def]
+    change,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
     save("mdlm", tmp_path)
     without_hashes(tmp_path)

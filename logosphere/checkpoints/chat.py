@@ -58,15 +58,12 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
         case {"refused": str(reason)}:
             raise UserError(f"The chat template of this model refuses the conversation: {shorten(reason)}.")
         case {"invalid": str(reason)}:
-            raise UserError(
-                f"The chat template of this model is not valid ({shorten(reason)}); use --prompt instead."
-            )
+            raise UserError(f"The chat template of this model is not valid ({shorten(reason)}); use --prompt instead.")
         case {"failed": str(reason)}:
-            raise UserError(
-                f"The chat template fails on this conversation ({shorten(reason)}); use --prompt instead."
-            )
+            raise UserError(f"The chat template fails on this conversation ({shorten(reason)}); use --prompt instead.")
     raise UserError(
-        f"The chat template takes more than {chat_process.CPU_SECONDS} seconds or too much memory; use --prompt instead."
+        f"The chat template takes more than {chat_process.CPU_SECONDS} seconds or too much memory; use "
+        "--prompt instead."
     )
 
 

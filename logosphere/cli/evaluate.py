@@ -20,9 +20,10 @@ from logosphere.runs.compare import CompareConfig, Comparison, compare_runs
 from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
-from logosphere.runs.evaluate import RECORD_SEQUENCES, check_free, evaluate_run, export_run, save_report
+from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
 from logosphere.runs.infilling import evaluate_infilling, save_infilling
 from logosphere.runs.run import SHORT, Run, latest_run
+from logosphere.runs.staging import check_free
 from logosphere.runs.tasks import evaluate_tasks, save_tasks
 from logosphere.systems import build
 from logosphere.terminal import show

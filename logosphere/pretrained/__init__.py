@@ -17,7 +17,6 @@ from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.errors import UserError, shorten, suggest
 from logosphere.io import (
     EMA_WEIGHTS,
-    FILES,
     RECIPE,
     REMASKER,
     TOKENIZER,
@@ -33,6 +32,7 @@ from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.registry import build_network
 from logosphere.networks.registry import is_registered
 from logosphere.origin import check_encoder
+from logosphere.pretrained.hashes import check_file, find_weights, read_part, recorded_sha256
 from logosphere.pretrained.limits import build_within
 from logosphere.systems import build, systems
 
@@ -122,8 +122,8 @@ def load(
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     ema = folder / EMA_WEIGHTS
-    weights = ema if ema.exists() else folder / WEIGHTS
-    return load_weights(folder, weights, options, denoiser, trust_references=trust_references)
+    weights, sha256 = find_weights(folder, (ema if ema.exists() else folder / WEIGHTS).name)
+    return load_weights(folder, weights, options, denoiser, sha256=sha256, trust_references=trust_references)
 
 
 def load_weights(
@@ -148,24 +148,18 @@ def load_weights(
     model = make() if denoiser is not None else build_within(spec, weights, recipe, make)
     sha256 = sha256 or recorded_sha256(folder, weights.name)
     if (folder / TOKENIZER).exists():
+        check_file(folder, TOKENIZER)
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
     published = model.spec is not None and model.spec.published is not None
     load_strict(model, read_tensors(weights, sha256), weights, assign=published)
     if model.remasker is not None and (folder / REMASKER).exists():
-        load_strict(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
+        read_part(model.remasker, folder, REMASKER)
     return model.eval()
 
 
 def is_trusted(folder: Path) -> bool:
     """Whether what a recipe names may be opened without asking: it was written here, or belongs to the package."""
     return is_bundled(folder) or is_written_here(folder / RECIPE)
-
-
-def recorded_sha256(folder: Path, name: str) -> str | None:
-    """The hash of a file of weights in the recipe of its folder; None where none was recorded."""
-    files = read_recipe(folder / RECIPE).get(FILES, {})
-    found = files.get(name) if isinstance(files, dict) else None
-    return found if isinstance(found, str) else None
 
 
 def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoiser: nn.Module | None = None) -> Model:

@@ -1,4 +1,4 @@
-"""Models without the memory of their weights: built on the device meta, and allocated when the weights are known to fit.
+"""Models without the memory of their weights: built on the device meta, allocated when the weights are known to fit.
 
 The tables that a process or a network computes stay on the CPU; they are not in the file of the weights, and what they
 take is limited (`limits.py`). Only the parameters, which a recipe can make as large as it likes, have no memory.

@@ -1,7 +1,6 @@
 """Evaluation and export: the likelihood of a run with its standard error, and a small folder for a package."""
 
 import hashlib
-import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,18 +10,17 @@ from torch import Tensor
 
 from logosphere.data.batches import eval_batches, sequential_batches
 from logosphere.data.corpus import Corpus, Examples, Split, check_length, count_sequences
-from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.data.wrapping import find_wrapping, wrap_windows
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.protocols import DEFAULT_DRAWS
 from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import (
-    FILES,
     RECIPE,
+    TOKENIZER,
     WEIGHTS,
     as_file_name,
-    check_folder,
     file_sha256,
     write_atomic,
     write_json,
@@ -32,10 +30,12 @@ from logosphere.io import (
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
+from logosphere.pretrained.hashes import hash_files
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run
 from logosphere.runs.settings import ORDER_SEQUENCES, SEQUENCES, SILENT, Display, EvaluateConfig, OrderConfig
+from logosphere.runs.staging import check_free, staged
 from logosphere.runs.train import open_run_data
 from logosphere.runs.training_records import sum_records
 from logosphere.sampling.generate import generate
@@ -253,30 +253,22 @@ def random_text(tokenizer: Tokenizer, length: int) -> str:
     return "\n".join(tokenizer.decode(row).replace("\n", "") for row in rows)
 
 
-def check_free(folder: Path) -> None:
-    """Raise if the folder exists and is not empty."""
-    check_folder(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists already; choose another --out or remove it.")
-
-
 def write_export(
     run: Run, folder: Path, report: Report, text: str, samples: list[str], weights: str = "ema"
 ) -> RecordSample:
     """Write the folder of an export: `report` and `samples` are for its card, `text` is measured for its record."""
-    check_free(folder)
-    write_tensors(folder / WEIGHTS, to_half(run.model(weights)))
-    if (size := (folder / WEIGHTS).stat().st_size) > LARGEST:
-        shutil.rmtree(folder)
-        limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
-        raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
-    content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
-    hashes = {WEIGHTS: file_sha256(folder / WEIGHTS)}
-    write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings], FILES: hashes})
-    shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
-    record = make_record(folder, text)
-    write_json(folder / RECORD, vars(record))
-    write_atomic(folder / CARD, card(run, report, samples, size).encode())
+    with staged(folder, "export") as draft:
+        write_tensors(draft / WEIGHTS, to_half(run.model(weights)))
+        if (size := (draft / WEIGHTS).stat().st_size) > LARGEST:
+            limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
+            raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
+        save_tokenizer(run.tokenizer, draft / TOKENIZER)
+        content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
+        trainings = {"trainings": [asdict(one) for one in run.trainings]}
+        write_recipe(draft / RECIPE, content | trainings | hash_files(draft, WEIGHTS, TOKENIZER))
+        record = make_record(draft, text)
+        write_json(draft / RECORD, vars(record))
+        write_atomic(draft / CARD, card(run, report, samples, size).encode())
     return record
 
 

@@ -18,24 +18,23 @@ from logosphere.checkpoints.load import read_parameters
 from logosphere.data.tokenizer_registry import save_tokenizer
 from logosphere.errors import UserError
 from logosphere.io import (
+    FILES,
     RECIPE,
     TOKENIZER,
     WEIGHTS,
     as_file_name,
-    check_link,
     file_sha256,
-    locked,
-    replace_file,
     stream_tensors,
-    sync,
     write_json,
     write_recipe,
 )
 from logosphere.model import Model
 from logosphere.networks.published.registry import build_network
+from logosphere.pretrained.hashes import hash_files
 from logosphere.runs.check_import import Import, check_import
 from logosphere.runs.run import environment
 from logosphere.runs.settings import SILENT, Display, ImportConfig
+from logosphere.runs.staging import check_free, staged
 
 SPARE = 64 << 20
 """Bytes of the disk that an import leaves free."""
@@ -67,33 +66,15 @@ def import_checkpoint(
 def write_import(checked: Import, out: str | Path | None = None, display: Display = SILENT) -> Imported:
     """Read the weights of a checkpoint that fits, and write the folder of its run."""
     out = Path(out) if out is not None else default_folder(checked.source)
-    check_target(out)
+    check_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(out.parent).free) < checked.size + SPARE:
         raise UserError(
             f"The import needs {checked.size / 1e9:,.2f} GB in {out.parent}, where {free / 1e9:,.2f} GB are free; "
             "free some space or choose another --out."
         )
-    lock, draft = out.parent / f".{out.name}.import.lock", out.parent / f".{out.name}.import"
-    try:
-        with locked(lock, wait=False):
-            check_target(out)
-            shutil.rmtree(draft, ignore_errors=True)  # of an import that was killed
-            try:
-                imported = _write_draft(checked, draft, out, display)
-                sync(draft)
-                if out.exists():
-                    out.rmdir()
-                replace_file(draft, out)
-            except BaseException:
-                shutil.rmtree(draft, ignore_errors=True)
-                raise
-            finally:
-                lock.unlink(missing_ok=True)
-    except BlockingIOError:
-        raise UserError(f"Another import into {out} is running; wait for it or choose another --out.") from None
-    sync(out.parent)
-    return imported
+    with staged(out, "import") as draft:
+        return _write_draft(checked, draft, out, display)
 
 
 def default_folder(source: str) -> Path:
@@ -104,13 +85,6 @@ def default_folder(source: str) -> Path:
     else:
         name = Path(source).resolve().name
     return Path("runs") / as_file_name(name.removesuffix(".gguf"))
-
-
-def check_target(out: Path) -> None:
-    """Raise UserError where a run cannot be made."""
-    check_link(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another --out or remove it.")
 
 
 def _write_draft(checked: Import, draft: Path, out: Path, display: Display) -> Imported:
@@ -129,8 +103,9 @@ def _write_draft(checked: Import, draft: Path, out: Path, display: Display) -> I
     save_tokenizer(checked.tokenizer, draft / TOKENIZER)
     write_json(draft / "env.json", environment())
     assert model.spec is not None
-    checksum = file_sha256(draft / WEIGHTS)
-    write_recipe(draft / RECIPE, {"model": model.spec.content(), "imported": {"weights_sha256": checksum}})
+    hashes = hash_files(draft, WEIGHTS, TOKENIZER)
+    checksum = hashes[FILES][WEIGHTS]
+    write_recipe(draft / RECIPE, {"model": model.spec.content(), "imported": {"weights_sha256": checksum}} | hashes)
     return Imported(out, checked, files, checksum)
 
 

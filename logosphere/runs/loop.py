@@ -16,12 +16,12 @@ from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
-from logosphere.io import write_tensors
 from logosphere.model import Model
 from logosphere.networks.compilation import compile_blocks
 from logosphere.networks.convolution import UNetStage
 from logosphere.networks.precision import precision_name
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.pretrained.hashes import write_hashed
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import initial_model, stacks_of_blocks
@@ -244,7 +244,7 @@ def _save_best(run: Run, trainer: Trainer) -> None:
     model = trainer.model
     shards = model.state_dict() if trainer.ema is None else trainer.ema.tensors(model)
     weights = {name: trainer.objective.full_tensor(tensor) for name, tensor in shards.items()}
-    trainer.group.on_main(lambda: write_tensors(run.path / BEST, weights))
+    trainer.group.on_main(lambda: write_hashed(run.path, BEST, weights))
 
 
 def _precompute(model: Model, config: TrainConfig, corpus: Corpus) -> None:

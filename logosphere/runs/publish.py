@@ -15,9 +15,10 @@ from typing import Any
 
 from logosphere.checkpoints.hub import CARD, HUB_PREFIX, LOG_IN, parse_source, shorten_reason
 from logosphere.errors import UserError
-from logosphere.io import FILES, RECIPE, REMASKER, TOKENIZER, WEIGHTS, file_sha256, write_atomic, write_recipe
+from logosphere.io import RECIPE, REMASKER, TOKENIZER, WEIGHTS, check_sha256, file_sha256, write_atomic, write_recipe
 from logosphere.model import Model
 from logosphere.pretrained import load, read_spec
+from logosphere.pretrained.hashes import check_file, find_weights, hash_files
 from logosphere.runs.model_card import check_licence, find_reports, make_card, public_name, public_records
 from logosphere.runs.run import Run
 from logosphere.runs.sample import generate_text
@@ -64,7 +65,12 @@ def stage(
     config = config or CardConfig()
     check_licence(config.licence)
     repository = parse_target(target)
-    file, measured = run.weights_file(weights), find_reports(run, weights)
+    file, sha256 = find_weights(run.path, run.weights_file(weights).name)
+    check_sha256(file, sha256, file_sha256(file))
+    for name in (REMASKER, TOKENIZER):
+        if (run.path / name).exists():
+            check_file(run.path, name)
+    measured = find_reports(run, weights)
     with TemporaryDirectory(prefix="logosphere-publish-") as temporary:
         folder = Path(temporary)
         _place(file, folder / WEIGHTS)
@@ -72,7 +78,7 @@ def stage(
             _place(run.path / REMASKER, folder / REMASKER)
         if (run.path / TOKENIZER).exists():
             (folder / TOKENIZER).write_bytes(read_regular(run.path / TOKENIZER, inside=run.path))
-        write_recipe(folder / RECIPE, public_recipe(run) | {FILES: {WEIGHTS: file_sha256(folder / WEIGHTS)}})
+        write_recipe(folder / RECIPE, public_recipe(run) | hash_files(folder, WEIGHTS, REMASKER, TOKENIZER))
         read_spec(folder)
         texts = _sample(folder, config, display)
         digest = file_sha256(folder / WEIGHTS)

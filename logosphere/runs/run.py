@@ -6,6 +6,7 @@ tokenizer.json     text <-> tokens                             best.safetensors 
 metrics.jsonl      one object a line                           state/              what resuming needs
 samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
 begin.safetensors  what it began with, if not with random weights
+hashes.json        the sha256 of best.safetensors and remasker.safetensors
 """
 
 import json
@@ -53,11 +54,12 @@ from logosphere.pretrained import (
     read_spec,
     resolve_folder,
 )
+from logosphere.pretrained.hashes import check_file, find_weights, hash_files
 from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
 from logosphere.runs.metrics import read_metrics
 from logosphere.runs.training_records import ParentCheckpoint, TrainingRecord, read_records
 from logosphere.systems.registry import outside_parts
-from logosphere.training.checkpoint import is_older, newest, read_hashes
+from logosphere.training.checkpoint import newest
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
@@ -131,6 +133,7 @@ class Run:
                 content["begun"] = begun.content()
             if plugins := outside_parts(spec):
                 content["plugins"] = plugins
+            content |= hash_files(draft, TOKENIZER, BEGIN)
             write_recipe(draft / RECIPE, content)
             sync(draft)
             if path.exists():
@@ -185,6 +188,8 @@ class Run:
                 f"The model in {self.path} was saved without a tokenizer, so it has no texts: set model.tokenizer "
                 "before model.save(…), or draw token ids with ls.sample."
             )
+        if (self.path / TOKENIZER).exists():
+            check_file(self.path, TOKENIZER)
         return load_tokenizer(self.path / TOKENIZER)
 
     @property
@@ -210,11 +215,7 @@ class Run:
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
         file = self.weights_file(weights)
-        checkpoint = newest(self.state)
-        hashes = {} if checkpoint is None or file.name == BEST else read_hashes(checkpoint)
-        sha256 = hashes.get(file.name)
-        if checkpoint is not None and sha256 is not None and is_older(checkpoint, file):
-            file = checkpoint / file.name  # a killed training has saved it, and had no time to link it here
+        file, sha256 = find_weights(self.path, file.name)
         return load_weights(self.path, file, options, sha256=sha256, trust_references=self.trusted)
 
     def weights_file(self, weights: str = "ema") -> Path:

@@ -19,12 +19,13 @@ from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, quote_path, shorten
 from logosphere.evaluation.report import Report
-from logosphere.io import REMASKER, check_folder, write_atomic, write_tensors
+from logosphere.io import REMASKER, check_folder, write_atomic
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.origin import refuse
 from logosphere.parallel.lifetime import stop_signals
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.pretrained.hashes import write_hashed
 from logosphere.runs.budget import explain_unresumable, extend
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run_and_model, tokenizer_for
@@ -297,7 +298,7 @@ def train_remasker_of(run: Run, config: AuxiliaryConfig, display: Display = SILE
         model, _batches(corpus.train, model, config), steps=config.steps, optim=_optimizer(config), seed=config.seed
     )
     last = _take_all(steps, config, display, "train-remasker", lambda s: f"{s.loss:.3f} nats  {s.wrong:.0%} wrong")
-    write_tensors(run.path / REMASKER, model.remasker.state_dict())
+    write_hashed(run.path, REMASKER, model.remasker.state_dict())
     return last
 
 

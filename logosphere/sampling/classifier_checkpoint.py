@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from logosphere.errors import UserError, suggest
-from logosphere.io import load_strict, read_recipe, read_tensors, write_recipe, write_tensors
+from logosphere.io import FILES, file_sha256, load_strict, read_recipe, read_tensors, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.networks.classifier import NoisyClassifier
 from logosphere.networks.config import NetworkConfig
@@ -59,7 +59,8 @@ class ClassifierCheckpoint:
             "network": asdict(self.classifier.network),
         }
         write_tensors(Path(folder) / CLASSIFIER, self.classifier.state_dict())
-        write_recipe(Path(folder) / ABOUT, {"classifier": about})
+        hashes = {FILES: {CLASSIFIER: file_sha256(Path(folder) / CLASSIFIER)}}
+        write_recipe(Path(folder) / ABOUT, {"classifier": about} | hashes)
 
     @staticmethod
     def load(folder: str | Path, model: Model, tokenizer: str = "") -> "ClassifierCheckpoint":
@@ -67,7 +68,9 @@ class ClassifierCheckpoint:
         folder = Path(folder)
         if not (folder / ABOUT).is_file():
             raise UserError(f"There is no classifier in {folder}; {HOW_TO_TRAIN} --out {folder}")
-        about = _checked(read_recipe(folder / ABOUT).get("classifier"), folder / ABOUT)
+        content = read_recipe(folder / ABOUT)
+        about, hashes = _checked(content.get("classifier"), folder / ABOUT), content.get(FILES)
+        sha256 = hashes.get(CLASSIFIER) if isinstance(hashes, dict) else None
         trained, expected = about["noise"], _forward_process(model)
         for name in expected:
             if trained.get(name) != expected[name]:
@@ -86,7 +89,7 @@ class ClassifierCheckpoint:
                 f"{folder / ABOUT} does not describe a network ({problem}); restore it from a copy."
             ) from None
         found = ClassifierCheckpoint.fresh(model, about["labels"], network)
-        load_strict(found.classifier, read_tensors(folder / CLASSIFIER), folder / CLASSIFIER)
+        load_strict(found.classifier, read_tensors(folder / CLASSIFIER, sha256), folder / CLASSIFIER)
         found.classifier.eval().requires_grad_(False)
         return found
 
