@@ -8,6 +8,7 @@ import pytest
 import torch
 from cli_helpers import EXPORT_OPTIONS, error_line, read_json, train
 from safetensors.torch import load_file
+from sign_weights import write_sums
 
 import logosphere as ls
 from logosphere import pretrained
@@ -66,6 +67,7 @@ def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
     assert train("--system", "rdlm", out="trained/run") == 0
     assert main(["export", "trained/run", "--out", str(package / "rdlm"), *EXPORT_OPTIONS]) == 0
+    write_sums(package)
     capsys.readouterr()
     return package / "rdlm"
 
@@ -140,6 +142,7 @@ def test_texts_with_an_end_are_recorded_by_line_and_use_their_sampling_defaults(
     assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
     export = ["export", "trained/run", "--with-samples"]
     assert main([*export, "--out", str(package / "stories"), *EXPORT_OPTIONS]) == 0
+    write_sums(package)
     record = read_record(package / "stories")
     assert set(record.text.splitlines()) <= set(lines) and make_record(package / "stories", record.text) == record
     capsys.readouterr()

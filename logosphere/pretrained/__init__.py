@@ -32,6 +32,7 @@ from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.registry import build_network
 from logosphere.networks.registry import is_registered
 from logosphere.origin import check_encoder
+from logosphere.pretrained.checksums import check_bundled
 from logosphere.pretrained.hashes import check_file, find_weights, read_part, recorded_sha256
 from logosphere.pretrained.limits import build_within
 from logosphere.systems import build, systems
@@ -89,7 +90,7 @@ def resolve_folder(path: str | Path) -> Path:
 
 def is_bundled(folder: Path) -> bool:
     """Whether a folder belongs to the package, so that nothing may be written to it."""
-    return folder.parent == Path(__file__).parent
+    return folder.parent == Path(__file__).parent and not folder.name.startswith(".")  # a draft is none yet
 
 
 def default_pretrained(infilling: bool = False) -> Path | None:
@@ -136,6 +137,8 @@ def load_weights(
     trust_references: bool = False,
 ) -> Model:
     """The model in a folder, with the weights of this file, whose hash is that of the recipe or `sha256`."""
+    if is_bundled(folder):
+        check_bundled(folder)
     spec, recipe = read_spec(folder), folder / RECIPE
     check_encoder(spec.options, recipe, trusted=trust_references or is_trusted(folder))
 
