@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -97,6 +98,25 @@ def replace_file(source: Path, target: Path) -> None:
             if not WINDOWS or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Where to write a folder: a draft that appears complete or not at all; or the folder, if it exists already."""
+    if path.exists():
+        yield path
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        draft.mkdir()
+        yield draft
+        sync(draft)
+        replace_file(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync(path.parent)
 
 
 def write_json(path: Path, content: object) -> None:

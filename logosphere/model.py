@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError, check_count, shorten
 from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
-from logosphere.io import FILES, RECIPE, TOKENIZER, WEIGHTS, file_sha256, write_recipe, write_tensors, write_tokenizer
+from logosphere.io import (
+    FILES,
+    RECIPE,
+    TOKENIZER,
+    WEIGHTS,
+    file_sha256,
+    new_folder,
+    write_recipe,
+    write_tensors,
+    write_tokenizer,
+)
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
@@ -161,18 +171,22 @@ class Model(nn.Module):
             )
 
     def save(self, path: str | Path) -> None:
-        """Write recipe.json (how to build the model), its weights and its tokenizer, if it has one, into a folder."""
+        """Write recipe.json (how to build the model), its weights and its tokenizer, if it has one, into a folder.
+
+        A new folder appears complete or not at all; in an existing one, files are replaced one after another.
+        """
         self.check_savable()
         assert self.spec is not None
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
-        write_tensors(folder / WEIGHTS, self.state_dict())
-        if self.tokenizer is not None:
-            write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
-        names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
-        hashes = {FILES: {name: file_sha256(folder / name) for name in names}}
-        write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
+        with new_folder(folder) as place:
+            write_tensors(place / WEIGHTS, self.state_dict())
+            if self.tokenizer is not None:
+                write_tokenizer(place / TOKENIZER, self.tokenizer.describe())
+            names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
+            hashes = {FILES: {name: file_sha256(place / name) for name in names}}
+            write_recipe(place / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False

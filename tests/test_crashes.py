@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crash_injection import RECIPE, Kill, TrainingProcess, inject_crashes, run_until_killed
+from crash_injection import RECIPE, Kill, TrainingProcess, inject_crashes, inject_into_folders, run_until_killed
 from distributed_helpers import run_in_processes
 from run_helpers import metrics_without_times, tensor_bytes
 from tiny_run import RECIPE as PLAIN
@@ -26,6 +26,12 @@ from logosphere.runs.run import Run
 @pytest.mark.slow
 def test_repeatedly_killed_training_gives_the_same_result(tmp_path: Path) -> None:
     assert inject_crashes(tmp_path, kills=8, seed=1)["kills"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activity", ["save", "export", "import"])
+def test_killed_saves_exports_and_imports_leave_whole_folders(activity: str, tmp_path: Path) -> None:
+    assert inject_into_folders(tmp_path, activity, kills=6, seed=1)["kills"] == 6
 
 
 def test_temporary_files_of_a_killed_training_are_removed(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""Kill trainings at random points and check that nothing is lost: python tools/crash_injection.py --kills 200.
+"""Kill processes at random points and check that nothing is lost: python tools/crash_injection.py --kills 200.
 
 A training runs in a forked process: it tokenises its text, computes its bridge tables, creates its run folder and
 trains. It is killed (SIGKILL) after a random time, or immediately before or after the n-th call that syncs, renames,
 links or removes a file; these calls occur in checkpointing, tokenisation and the caching of tables. It is then
 restarted. After each kill every checkpoint that was reported as saved must be readable, and no partial file may have a
 final name. At the end metrics, weights and EMA weights must equal those of an uninterrupted training bit by bit.
+
+Processes that save, export or import a model are killed in the same way. Their folder must be complete or absent, the
+model that they read must be unchanged, and the next process must write what an uninterrupted one writes.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -22,19 +26,25 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tiny_run import RECIPE as SMALLEST
 from tiny_run import TEXT
 
+from logosphere import build, load
+from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
+from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
+from logosphere.runs.evaluate import export_run
+from logosphere.runs.import_checkpoint import import_checkpoint
 from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
+from logosphere.runs.settings import EvaluateConfig
 from logosphere.training.checkpoint import latest
 
 RECIPE = replace(
@@ -57,7 +67,21 @@ class Kill:
         if chance.random() < 0.4:
             return Kill(seconds=chance.expovariate(1 / 0.25))
         # Tokens and tables are cached early, so early calls are drawn more often.
-        return Kill(call=chance.randrange(1, chance.choice((16, 60))), after=chance.random() < 0.5)
+        return Kill.draw_call(chance, chance.choice((16, 60)))
+
+    @staticmethod
+    def draw_call(chance: random.Random, calls: int) -> "Kill":
+        """Before or after one of this many calls."""
+        return Kill(call=chance.randrange(1, calls), after=chance.random() < 0.5)
+
+
+class Job(Protocol):
+    """What a process does in a folder."""
+
+    folder: Path
+
+    def work(self) -> None:
+        """Do it, or go on with it."""
 
 
 class TrainingProcess:
@@ -72,7 +96,7 @@ class TrainingProcess:
     def run(self) -> Run:
         return Run(self.folder / "run")
 
-    def train(self) -> None:
+    def work(self) -> None:
         """Train from the last checkpoint to the end, and log the steps reported as saved."""
         os.environ["LOGOSPHERE_CACHE"] = str(self.folder / "cache")
         os.chdir(self.folder)
@@ -102,7 +126,7 @@ class TrainingProcess:
             for name in ("model", "ema", "optimizer"):
                 read_tensors(found / f"{name}.safetensors")
             if reported:
-                self.run.model("ema"), self.run.model("model")
+                self.run.model("ema"), self.run.model("model"), self.run.model("best")
 
     def _lines(self, name: str) -> list[str]:
         path = self.folder / name
@@ -116,31 +140,86 @@ class TrainingProcess:
         return lines, [tensor.numpy().tobytes() for part in tensors for _, tensor in part]
 
 
-def run_until_killed(training: TrainingProcess, kill: Kill | None) -> bool:
-    """Run the training in a new process and return whether it was killed before its end."""
-    process = multiprocessing.get_context("fork").Process(target=_run_process, args=(training, kill))
+class FolderProcess:
+    """A model that is saved, exported or imported into a new folder."""
+
+    def __init__(self, folder: Path, activity: str):
+        self.folder, self.activity, self.out = folder, activity, folder / "out"
+        folder.mkdir(parents=True)
+        if activity == "export":
+            training = TrainingProcess(folder / "source", replace(RECIPE, steps=2, validations=1))
+            assert not run_until_killed(training, None)
+        else:
+            torch.manual_seed(0)
+            body = "ddit" if activity == "import" else "transformer"
+            model = build("mdlm", vocab_size=27, length=8, width=16, depth=1, heads=2, body=body)
+            if activity == "import":
+                export_ddit(model, folder / "source")
+            else:
+                model.tokenizer = text8_tokenizer()
+                model.save(folder / "source")
+        self.source = read_all(folder / "source")
+        assert not run_until_killed(self, None)
+        self.written = self.result()
+        shutil.rmtree(self.out)
+
+    def work(self) -> None:
+        """Write the folder."""
+        os.environ["LOGOSPHERE_CACHE"] = str(self.folder / "cache")
+        match self.activity:
+            case "save":
+                load(self.folder / "source").save(self.out)
+            case "import":
+                import_checkpoint(self.folder / "source", self.out)
+            case "export":
+                os.chdir(self.folder / "source")
+                run = Run(self.folder / "source" / "run", trust_references=True)
+                export_run(run, self.out, EvaluateConfig(sequences=2, draws=1))
+
+    def check_files(self) -> None:
+        """Check what must hold after every kill: the folder is absent, or complete and readable."""
+        assert read_all(self.folder / "source") == self.source, "what was read is changed"
+        if self.out.exists():
+            assert self.result() == self.written, "the folder is incomplete"
+            load(self.out)
+
+    def result(self) -> dict[str, bytes]:
+        """What was written, apart from the description of the machine."""
+        return {name: content for name, content in read_all(self.out).items() if name != "env.json"}
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by name."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def run_until_killed(job: Job, kill: Kill | None) -> bool:
+    """Run a job in a new process and return whether it was killed before its end."""
+    process = multiprocessing.get_context("fork").Process(target=_run_process, args=(job, kill))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forks of processes with threads, which are idle here
         process.start()
     if kill is not None and kill.seconds is not None:
         process.join(kill.seconds)
         process.kill()
-    process.join(120)
+    process.join(300)
     if process.is_alive():
         process.kill()
-        raise AssertionError("the training did not end within 120 s")
-    assert process.exitcode in (0, -signal.SIGKILL), (training.folder / "problem").read_text()
+        raise AssertionError("the process did not end within 300 s")
+    assert process.exitcode in (0, -signal.SIGKILL), (job.folder / "problem").read_text()
     return process.exitcode != 0
 
 
-def _run_process(training: TrainingProcess, kill: Kill | None) -> None:
+def _run_process(job: Job, kill: Kill | None) -> None:
     torch.set_num_threads(1)
     if kill is not None and kill.call is not None:
-        _kill_at_call(kill.call, kill.after, training.folder)
+        _kill_at_call(kill.call, kill.after, job.folder)
     try:
-        training.train()
+        job.work()
     except BaseException as problem:
-        (training.folder / "problem").write_text(repr(problem))
+        (job.folder / "problem").write_text(repr(problem))
         sys.exit(1)
 
 
@@ -202,13 +281,44 @@ def inject_crashes(
     return {"kills": killed, "runs": done, **activities}
 
 
+def inject_into_folders(folder: Path, activity: str, kills: int, seed: int = 0) -> dict[str, float]:
+    """Kill processes that save, export or import; return the numbers of kills and of folders that were completed."""
+    chance, done, killed = random.Random(f"{activity} {seed}"), 0, 0
+    activities = Counter[str]()
+    job = FolderProcess(folder / activity, activity)
+    while killed < kills:
+        random_time = chance.random() < 0.4
+        kill = Kill(seconds=chance.expovariate(1 / 0.1)) if random_time else Kill.draw_call(chance, 12)
+        if run_until_killed(job, kill):
+            killed += 1
+            activities["at random times" if random_time else "at a call"] += 1
+        else:
+            done += 1
+        job.check_files()
+        if job.out.exists():
+            shutil.rmtree(job.out)
+    assert not run_until_killed(job, None)
+    job.check_files()
+    assert job.out.exists()
+    left = [path.name for path in job.folder.iterdir() if path.name.startswith(".") and activity != "save"]
+    assert not left, f"temporary files remain: {left}"
+    shutil.rmtree(job.folder)
+    return {"kills": killed, "folders": done + 1, **activities}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    started = time.monotonic()
+    started, share = time.monotonic(), args.kills // 4
     systems = (RECIPE, replace(RECIPE, system="rdlm"))
-    with tempfile.TemporaryDirectory() as folder:
-        figures = inject_crashes(Path(folder), args.kills, args.seed, systems)
-    print(json.dumps(figures | {"seconds": round(time.monotonic() - started, 1)}))
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        figures = {"train": inject_crashes(place, args.kills - 3 * share, args.seed, systems)}
+        for activity in ("save", "export", "import"):
+            figures[activity] = inject_into_folders(place, activity, share, args.seed)
+            print(json.dumps({activity: figures[activity]}), file=sys.stderr, flush=True)
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent = sum(one.ru_utime + one.ru_stime for one in usage)
+    print(json.dumps(figures | {"seconds": round(time.monotonic() - started), "cpu_seconds": round(spent)}))
