@@ -264,7 +264,9 @@ class CounterNoise(Noise):
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         if self.shared.dim():  # each row is the only one of its batch
-            return _lattice(self.global_index, 1, draws, _unit(self._bits(self.shared, (len(self.ids), blocks)))[:, None])
+            return _lattice(
+                self.global_index, 1, draws, _unit(self._bits(self.shared, (len(self.ids), blocks)))[:, None]
+            )
         shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
         return _lattice(self.global_index, self.total, draws, shifts)
 
