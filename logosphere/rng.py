@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import dataclass
 from numbers import Integral
 
 import torch
@@ -155,6 +156,37 @@ def as_seed(seed: object) -> int:
     return int(seed)
 
 
+@dataclass(frozen=True)
+class RowSeeds:
+    """A seed for each row of a batch: row i gets the numbers that row `rows[i]` gets in a batch of its own seed.
+
+    So a sequence does not depend on those that it is sampled together with.
+    """
+
+    seeds: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @staticmethod
+    def of(*batches: tuple[int, int]) -> "RowSeeds":
+        """The rows of several batches, each (seed, number of rows), one after another."""
+        pairs = [(seed, row) for seed, count in batches for row in range(count)]
+        return RowSeeds(tuple(seed for seed, _ in pairs), tuple(row for _, row in pairs))
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def noise(self, device: torch.device, part: slice = slice(None)) -> "CounterNoise":
+        """The noise of these rows, or of a part of them."""
+        rows = torch.tensor(self.rows[part], dtype=torch.long, device=device)
+        keys = [draw_key(as_generator(seed, device)) for seed in self.seeds[part]]
+        return CounterNoise(torch.tensor(keys, dtype=torch.long, device=device), 0, rows, torch.zeros_like(rows), 1)
+
+
+def draw_key(rng: torch.Generator) -> int:
+    """The key of a CounterNoise, from a generator."""
+    return int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
+
+
 class GeneratorNoise(Noise):
     """Noise from a torch.Generator, for a batch of `batch` sequences."""
 
@@ -174,11 +206,24 @@ class GeneratorNoise(Noise):
 
 
 class CounterNoise(Noise):
-    """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same numbers."""
+    """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same numbers.
 
-    def __init__(self, seed: int, step: int, ids: Int64[Tensor, " B"], global_index: Int64[Tensor, " B"], total: int):
+    The seed is that of the batch, or each sequence has its own; then times are stratified over its draws alone.
+    """
+
+    def __init__(
+        self,
+        seed: int | Int64[Tensor, " B"],
+        step: int,
+        ids: Int64[Tensor, " B"],
+        global_index: Int64[Tensor, " B"],
+        total: int,
+    ):
         self.seed, self.ids, self.global_index, self.total, self.device = seed, ids, global_index, total, ids.device
-        whole = torch.full((), _signed(seed * GOLDEN + 1), device=ids.device)  # a kernel; a copy would synchronise
+        if isinstance(seed, Tensor):
+            whole = seed * _signed(GOLDEN) + 1
+        else:
+            whole = torch.full((), _signed(seed * GOLDEN + 1), device=ids.device)  # a kernel; a copy would synchronise
         self.shared = _mix64(_mix64(whole) + _signed(step * GOLDEN + 2))
         self.keys = _mix64(_mix64(self.shared + 3) ^ _mix64(ids * _signed(GOLDEN) + 4))
         self.requests = 0
@@ -193,6 +238,8 @@ class CounterNoise(Noise):
         part = copy(self)
         part.ids, part.global_index = self.ids[kept], self.global_index[kept]
         part.keys, part.packed = self.keys[kept], self.packed[kept]
+        if isinstance(self.seed, Tensor):
+            part.seed, part.shared = self.seed[kept], self.shared[kept]
         return part
 
     def for_step(self, step: int) -> Noise:
@@ -216,6 +263,10 @@ class CounterNoise(Noise):
         return numbers, _box_muller(keys, numbers.view(-1, shape[-1]))
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        if self.shared.dim():  # each row is the only one of its batch
+            return _lattice(
+                self.global_index, 1, draws, _unit(self._bits(self.shared, (len(self.ids), blocks)))[:, None]
+            )
         shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
         return _lattice(self.global_index, self.total, draws, shifts)
 
@@ -260,7 +311,7 @@ def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def _lattice(
-    index: Tensor, total: int, draws: int, shifts: Float[Tensor, " blocks"]
+    index: Tensor, total: int, draws: int, shifts: Float[Tensor, "*#B blocks"]
 ) -> Float[Tensor, "B draws blocks"]:
     """w_bdj = frac((d·G + g_b) / (G·D) + shift_j): each w is uniform, and all are stratified."""
     order = torch.arange(draws, device=index.device) * total + index[:, None]

@@ -43,6 +43,7 @@ COMMANDS = {
     "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
     "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),
     "studio": Command("watch, steer and compare models in the browser", "Studio", "studio"),
+    "serve": Command("answer requests of OpenAI's API: completions, infilling, chats", "Serve", "serve"),
     "plot": Command("draw the training curves of a run in the terminal", "Plot", "evaluate"),
     "train-remasker": Command("train the remasker of a g-star model", "TrainRemasker", "train"),
     "train-classifier": Command("train a classifier of noisy texts for guidance", "TrainClassifier", "train"),

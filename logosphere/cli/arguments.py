@@ -132,6 +132,39 @@ class Studio(Arguments):
 
 
 @dataclass(frozen=True)
+class Serve(Arguments):
+    """Answer requests of OpenAI's API: completions, infilling and chats, from this machine unless --host is given."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Folders of runs, or pretrained:NAME; without any, the bundled checkpoints for new texts and for gaps."""
+    host: str = "127.0.0.1"
+    """Address to listen at. Others than that of this machine alone, such as 0.0.0.0, need an API key."""
+    port: int = 8000
+    """Port to listen at; 0 takes a free one."""
+    api_key: str = ""
+    """Key that every request must have (Authorization: Bearer KEY). Programs of this machine can read it here; in the
+    variable LOGOSPHERE_API_KEY only those of the same user can."""
+    allow_host: tuple[str, ...] = ()
+    """Addresses HOST or HOST:PORT under which clients reach the server through a tunnel or a proxy."""
+    queue: int = 256
+    """Texts that may wait; further requests are refused with 429."""
+    batch: int = 32
+    """Texts that are sampled together, at most."""
+    timeout: float = 600.0
+    """Seconds that a request may take, in the queue and in work."""
+
+    def check(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise UserError(f"--port must be a number from 0 to 65535, not {self.port}.")
+        if self.queue < 1 or self.batch < 1:
+            raise UserError(f"--queue and --batch must be at least 1, not {self.queue} and {self.batch}.")
+        if not 0 < self.timeout < float("inf"):
+            raise UserError(f"--timeout must be a number of seconds above 0, not {self.timeout}.")
+        if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+            raise UserError("The server needs the extra 'web': pip install 'logosphere[web]'")
+
+
+@dataclass(frozen=True)
 class Plot(Arguments):
     """Draw the training curves of a run, also while it trains; without RUN, of the one trained last."""
 

@@ -20,7 +20,7 @@ from logosphere.networks.own import as_denoiser
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.rng import CounterNoise, as_generator
+from logosphere.rng import CounterNoise, RowSeeds, as_generator, draw_key
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.guidance import GuidanceConfig, Guide
 from logosphere.sampling.layout import arrange, check_steps, count_prefix
@@ -48,7 +48,7 @@ def generate(
     model: Model,
     n: int = 1,
     steps: int = 64,
-    rng: torch.Generator | int | None = None,
+    rng: torch.Generator | int | RowSeeds | None = None,
     denoiser: nn.Module | None = None,
     known: IdsLike | None = None,
     tokens: IdsLike | None = None,
@@ -69,6 +69,7 @@ def generate(
     precision: str = "float32",
     decoding: DecodingConfig | None = None,
     watch: Callable[[Frame], object] | None = None,
+    until: Callable[[Frame], bool] | None = None,
     group: ProcessGroup = SINGLE,
 ) -> Generation:
     """Sample n sequences; where `known`, they are `tokens`, and the rest is sampled conditioned on them.
@@ -77,9 +78,10 @@ def generate(
     a `guide` (sampling/guidance.py) adds guidance by a classifier of noisy states.
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
-    seed. `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
+    seed, or hold one for each sequence (`RowSeeds`). `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
     the last step; the network computes in `precision` (float32, bfloat16 or auto). `decoding` are options of published
-    decoding loops: lengths, blocks, thresholds and caches. `watch` is called with every frame.
+    decoding loops: lengths, blocks, thresholds and caches. `watch` is called with every frame. Sampling ends after the
+    first frame for which `until` holds; tokens that are not determined by then are HIDDEN.
     The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
     n, steps = check_count("The number of samples", n), check_count("The number of steps", steps)
@@ -113,10 +115,9 @@ def generate(
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_transitions:
         raise UserError("greedy_end needs guided predictions, but guidance acts on the transitions of this model.")
-    rng = as_generator(0 if rng is None else rng, model.device)
-    seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     rows, counter = group.local_slice(n), NFECounter()
     batch = batch.select(rows)
+    noise = _make_noise(rng, batch, rows, n, model.device)
     condition = None if condition is None else condition.map(lambda field: field[rows].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(rows).with_counter(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
@@ -144,7 +145,7 @@ def generate(
         predict = ActiveRows(predict) if stepper.adaptive else predict
         predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
         predict = CachedDenoiser(predict) if cached else predict
-        drawn, noise = batch.tokens, CounterNoise(seed, 0, batch.ids, batch.global_index, n)
+        drawn = batch.tokens
         if len(batch):  # of many processes some may have no sequences
             for frame in sample_loop(
                 model.process, predict, time_grid, batch, noise, stepper,
@@ -152,7 +153,10 @@ def generate(
             ):  # fmt: skip
                 if watch is not None:
                     watch(frame)
-            drawn = model.process.codec.decode(frame.z)
+                if until is not None and until(frame):
+                    break
+            is_last = frame.step == frame.steps
+            drawn = model.process.codec.decode(frame.z) if is_last else frame.tokens
         seconds = time.perf_counter() - started
         cache = None if record is None else record.report()
     drawn = drawn if layout is None else drawn[:, : layout.end]
@@ -190,6 +194,18 @@ def sample(
         guide=guide, precision=precision, decoding=decoding,
     )  # fmt: skip
     return drawn.tokens
+
+
+def _make_noise(
+    rng: torch.Generator | int | RowSeeds | None, batch: Batch, rows: slice, n: int, device: torch.device
+) -> CounterNoise:
+    """The noise of the sequences of this process."""
+    if isinstance(rng, RowSeeds):
+        if len(rng) != n:
+            raise UserError(f"There must be a seed for each of {n} sequences, not {len(rng)}.")
+        return rng.noise(device, rows)
+    key = draw_key(as_generator(0 if rng is None else rng, device))
+    return CounterNoise(key, 0, batch.ids, batch.global_index, n)
 
 
 def _choose_sampler(

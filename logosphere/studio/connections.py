@@ -38,6 +38,8 @@ class Limits:
     """Connections that the kernel holds until they are accepted, and that are accepted at once."""
     records: int = 10
     """Records of each logger in a minute."""
+    shutdown_seconds: float = 1.0
+    """For requests that are being answered when the server stops; then they are cancelled."""
 
 
 RESERVE = 16
@@ -212,7 +214,7 @@ def make_server(app: Any, limits: Limits | None = None) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         backlog=limits.backlog,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=limits.shutdown_seconds,  # type: ignore[arg-type]
     )
     for name in ("uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)

@@ -135,6 +135,12 @@ class Job(threading.Thread):
         """Let the function end at its next event."""
         self._stop_requested.set()
 
+    def give_up(self) -> None:
+        """End the stream of a job that does not stop; its thread keeps its place in the pool until it ends."""
+        self.stop()
+        self.is_finished = True
+        self._wake()
+
     @property
     def is_stopping(self) -> bool:
         return self._stop_requested.is_set()

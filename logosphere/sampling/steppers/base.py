@@ -71,6 +71,8 @@ class Stepper(ABC):
     """Whether it needs a denoiser without time conditioning."""
     unfiltered: bool = False
     """Whether it needs predictions without temperature and filters."""
+    keeps_tokens: bool = False
+    """Whether masked diffusion never changes a token once it is unmasked, so that it can be shown as final."""
 
     @abstractmethod
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State: ...
@@ -162,6 +164,8 @@ class Ancestral(Stepper):
     score s_y = q(y | x̂)/q(z | x̂), (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂). For raw scores, which
     need not be normalised, see jumps.py.
     """
+
+    keeps_tokens = True
 
     guides: tuple[TransitionGuide, ...] = ()
 

@@ -156,6 +156,7 @@ class ConfidenceDecoding(Stepper):
     """One step of a published loop: draw, score, commit (see the table above)."""
 
     needs = UNMASKING
+    keeps_tokens = True
 
     commit: Commit = commit_evenly
     confidence: str = "probability"

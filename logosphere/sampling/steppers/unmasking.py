@@ -83,6 +83,7 @@ class FirstHitting(Stepper):
 
     needs = MASKED_TIME_FREE
     time_free = True
+    keeps_tokens = True
 
     def steps(self, length: int, steps: int) -> int:
         return length
@@ -183,6 +184,7 @@ class OrderedUnmasking(Stepper):
     """
 
     needs = UNMASKING
+    keeps_tokens = True
 
     order: Order = likelihood_order
     count: Count = scheduled
