@@ -14,28 +14,28 @@ Ranges = tuple[tuple[int, int], ...]
 """Code points from a first to a last one each, in order and disjoint."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Characters:
     """One character out of a set."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Concatenation:
     """Patterns one after another; without any, the empty text."""
 
     parts: tuple["Pattern", ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Alternatives:
     """Any one of several patterns."""
 
     options: tuple["Pattern", ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Repetition:
     """A pattern from `least` to `most` times; None for any number."""
 
@@ -104,14 +104,25 @@ def characters(text: str) -> Characters:
 
 def count_characters(pattern: Pattern) -> int:
     """The number of sets of characters when all repetitions are written out."""
+    counted: dict[int, int] = {}  # parts may be shared, so each is counted once
+
+    def count(part: Pattern) -> int:
+        if id(part) not in counted:
+            counted[id(part)] = 1 + sum(times * count(inner) for inner, times in _inner(part))
+        return counted[id(part)]
+
+    return count(pattern)
+
+
+def _inner(pattern: Pattern) -> list[tuple[Pattern, int]]:
+    """The patterns inside of one, and how often each is written out."""
     if isinstance(pattern, Characters):
-        return 1
+        return []
     if isinstance(pattern, Concatenation):
-        return 1 + sum(map(count_characters, pattern.parts))
+        return [(part, 1) for part in pattern.parts]
     if isinstance(pattern, Alternatives):
-        return 1 + sum(map(count_characters, pattern.options))
-    times = pattern.least + 1 if pattern.most is None else pattern.most
-    return 1 + max(times, 1) * count_characters(pattern.inner)
+        return [(option, 1) for option in pattern.options]
+    return [(pattern.inner, max(1, pattern.least + 1 if pattern.most is None else pattern.most))]
 
 
 def check_size(pattern: Pattern, subject: str) -> None:

@@ -6,7 +6,6 @@ the weights of all moves are one product [N, classes] × [classes, groups], what
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,6 @@ class TokenAutomaton:
         return state < self.states and bool(self.accepting[state])
 
 
-@lru_cache(maxsize=64)
 def build_token_automaton(pattern: Pattern, pieces: Pieces, subject: str) -> TokenAutomaton:
     """The automaton of all rows of tokens that spell a text of the pattern, with ends of text after it.
 
