@@ -43,6 +43,8 @@ _LAZY = {
     "slide": "logosphere.sampling.constraints:generate_long",  # its former name
     "with_length": "logosphere.sampling.constraints:with_length",
     "of_length": "logosphere.sampling.constraints:with_length",  # its former name
+    "constrain": "logosphere.sampling.structured.constraint:constrain",
+    "Constraint": "logosphere.sampling.structured.constraint:Constraint",
     "fit": "logosphere.training.fit:fit",
     "OptimizerConfig": "logosphere.training.optimizer:OptimizerConfig",
     "Optim": "logosphere.training.optimizer:OptimizerConfig",  # its former name

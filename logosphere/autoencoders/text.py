@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.decoders import Decoder, Perceiver, Standardiser
+from logosphere.autoencoders.decoders import Decoder, ParallelDecoder, Perceiver, Standardiser
 from logosphere.autoencoders.encoders import TokenEncoder
 from logosphere.codecs.base import HIDDEN, Autoencoder, AutoencoderLoss
 from logosphere.codecs.tokens import CoordinateStem
@@ -130,6 +130,15 @@ class TextAutoencoder(Autoencoder):
 
     def decode(self, z: State) -> Tokens:
         return self.decoder.decode(self.normalise(z))
+
+    @property
+    def decodes_in_parallel(self) -> bool:
+        return isinstance(self.decoder, ParallelDecoder)
+
+    @torch.no_grad()
+    def token_logits(self, z: State) -> Float[Tensor, "B L V"]:
+        unread = torch.zeros(len(z), self.length, dtype=torch.long, device=z.device)  # by such a decoder
+        return self.decoder(self.normalise(z), unread).logits
 
     def normalise(self, z: State) -> State:
         """The input of the decoder, in training as in sampling: projected to the sphere if latents lie on it."""

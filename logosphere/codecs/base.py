@@ -93,6 +93,15 @@ class Autoencoder(Codec, ABC):
     def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         """-log p(x_i | z), or -log p(x_i | z, x_<i) for a causal decoder; they sum to -log p(x | z)."""
 
+    @property
+    def decodes_in_parallel(self) -> bool:
+        """Whether the decoder predicts all tokens at once, so that `token_logits` exist."""
+        return False
+
+    def token_logits(self, z: State) -> Float[Tensor, "B L V"]:
+        """Logits of p(x_i | z) of every token, for a decoder that predicts all of them at once."""
+        raise NotImplementedError
+
     @abstractmethod
     def normalise(self, z: State) -> State:
         """Latents as the decoder receives them, in training as in sampling."""

@@ -29,6 +29,8 @@ from logosphere.sampling.registry import choose_sampler
 from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.steppers import GreedyLastStep, Rule, Stepper, ancestral, as_stepper
 from logosphere.sampling.steppers.unmasking import MASKED
+from logosphere.sampling.structured.constraint import Constraint
+from logosphere.sampling.structured.generation import ConstrainedGeneration
 from logosphere.types import Batch, Condition, Tokens, check_condition
 
 
@@ -68,6 +70,8 @@ def generate(
     guide: Guide | None = None,
     precision: str = "float32",
     decoding: DecodingConfig | None = None,
+    constraint: Constraint | None = None,
+    particles: int = 1,
     watch: Callable[[Frame], object] | None = None,
     until: Callable[[Frame], bool] | None = None,
     group: ProcessGroup = SINGLE,
@@ -80,8 +84,9 @@ def generate(
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
     seed, or hold one for each sequence (`RowSeeds`). `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
     the last step; the network computes in `precision` (float32, bfloat16 or auto). `decoding` are options of published
-    decoding loops: lengths, blocks, thresholds and caches. `watch` is called with every frame. Sampling ends after the
-    first frame for which `until` holds; tokens that are not determined by then are HIDDEN.
+    decoding loops: lengths, blocks, thresholds and caches. A `constraint` (`ls.constrain`) keeps texts in a language,
+    with `particles` for each that correct its look-ahead (docs/structured-output.md). `watch` is called with every
+    frame. Sampling ends after the first frame for which `until` holds; tokens that are not determined by then are HIDDEN.
     The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
     n, steps = check_count("The number of samples", n), check_count("The number of steps", steps)
@@ -103,9 +108,18 @@ def generate(
     layout = arrange(model, prefix, decoding, sampler)
     plan = None if layout is None else layout.cache_plan(decoding)
     batch = batch if layout is None else layout.cut(batch)
-    cached = (cached or sampler.cached) and plan is None
+    cached = (cached or sampler.cached) and plan is None and particles == 1
     stepper = as_stepper(sampler.stepper).begin_sampling()
-    if (own := stepper.with_filters(temperature, top_p, top_k)) is not None:
+    language: ConstrainedGeneration | None = None
+    if constraint is not None:
+        end = batch.tokens.shape[1] if layout is None else layout.end
+        language = ConstrainedGeneration(constraint, particles, model, batch, end)
+        guided = guide is not None or guidance != 1 or bool(decoding.cfg_scale)
+        language.check(stepper, guided=guided, watched=watch is not None, alone=group.size == 1)
+        batch, condition = language.batch, language.repeat_condition(condition)
+    elif particles != 1:
+        raise UserError("particles belong to a constraint; pass constraint=… or leave them out.")
+    if constraint is None and (own := stepper.with_filters(temperature, top_p, top_k)) is not None:
         stepper, temperature, top_p, top_k = own, 1.0, 1.0, None
     filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
     _check_stepper(stepper, network, filtered)
@@ -115,9 +129,9 @@ def generate(
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_transitions:
         raise UserError("greedy_end needs guided predictions, but guidance acts on the transitions of this model.")
-    rows, counter = group.local_slice(n), NFECounter()
+    rows, counter = group.local_slice(len(batch)), NFECounter()
     batch = batch.select(rows)
-    noise = _make_noise(rng, batch, rows, n, model.device)
+    noise = _make_noise(rng, batch, rows, n * particles, model.device)
     condition = None if condition is None else condition.map(lambda field: field[rows].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(rows).with_counter(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
@@ -131,7 +145,7 @@ def generate(
     with _evaluation_mode(model, network), casts_kept(dtype, model.device):
         # A cache of predictions excludes the state of a sampling run, and so do evaluations of some rows.
         network = with_precision(network, dtype)
-        stateful = not (cached or stepper.adaptive)
+        stateful = not (cached or stepper.adaptive or particles > 1)
         conditional, unconditional = _bind_condition(
             network, condition, guidance, counter, stateful=stateful, plan=plan, record=record
         )
@@ -139,9 +153,10 @@ def generate(
             _check_prompt_guidance(model, batch, guidance)
             hidden, _ = _bind_condition(network, condition, 1.0, counter, stateful=stateful, plan=plan)
             conditional = PromptGuidance(conditional, hidden, batch.known, model.vocab_size, decoding.cfg_scale)
-        guided = GuidanceConfig(guidance, unconditional, temperature, guide)
-        predict, stepper = guided.apply(model.process, conditional, stepper)
+        config = GuidanceConfig(guidance, unconditional, temperature, guide)
+        predict, stepper = config.apply(model.process, conditional, stepper)
         stepper = GreedyLastStep(stepper) if greedy_end else stepper
+        stepper = stepper if language is None else language.apply(stepper)
         predict = ActiveRows(predict) if stepper.adaptive else predict
         predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
         predict = CachedDenoiser(predict) if cached else predict
@@ -155,8 +170,10 @@ def generate(
                     watch(frame)
                 if until is not None and until(frame):
                     break
-            is_last = frame.step == frame.steps
-            drawn = model.process.codec.decode(frame.z) if is_last else frame.tokens
+            if frame.step < frame.steps:
+                drawn = frame.tokens
+            else:
+                drawn = model.process.codec.decode(frame.z) if language is None else language.decode(frame.z, noise)
         seconds = time.perf_counter() - started
         cache = None if record is None else record.report()
     drawn = drawn if layout is None else drawn[:, : layout.end]
@@ -186,12 +203,14 @@ def sample(
     guide: Guide | None = None,
     precision: str = "float32",
     decoding: DecodingConfig | None = None,
+    constraint: Constraint | None = None,
+    particles: int = 1,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
-        guide=guide, precision=precision, decoding=decoding,
+        guide=guide, precision=precision, decoding=decoding, constraint=constraint, particles=particles,
     )  # fmt: skip
     return drawn.tokens
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.processes.capabilities import DiscreteTransitions, PositionTimes
 from logosphere.rng import Noise, categorical
-from logosphere.types import Float, Logits, Positions, Predict, State, Times
+from logosphere.types import Float, Int64, Logits, Positions, Predict, State, Times
 
 TIME_TOLERANCE = 1e-6
 """Times are float32."""
@@ -26,6 +26,29 @@ class Evaluate(Protocol):
     """
 
     def __call__(self, z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits: ...
+
+
+PredictionUse = Literal["draws", "means", "order"]
+"""What a stepper does with predictions, under a constraint on whole texts (sampling/structured): it draws tokens or
+moves towards them; averages over tokens; or draws tokens and orders positions by their probabilities."""
+
+
+class JointDraws(ABC):
+    """Evaluations that also draw the tokens of all positions together (sampling/structured/stepper.py)."""
+
+    @abstractmethod
+    def __call__(self, z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits: ...
+
+    @abstractmethod
+    def draw(self, out: Logits, where: Positions, noise: Noise) -> Int64[Tensor, " N"]:
+        """The tokens at these positions in the joint draw of the last evaluation."""
+
+
+def draw_tokens(evaluate: Evaluate, out: Logits, where: Positions, noise: Noise) -> Int64[Tensor, " N"]:
+    """A token for each position of a prediction: independently, or from the joint draw under a constraint."""
+    if isinstance(evaluate, JointDraws):
+        return evaluate.draw(out, where, noise)
+    return categorical(out, noise.for_positions(where).uniform(len(out)))
 
 
 TransitionGuide = Callable[
@@ -90,6 +113,15 @@ class Stepper(ABC):
     def adaptive(self) -> bool:
         """Whether sequences finish at different steps. Then only unfinished ones are evaluated."""
         return False
+
+    @property
+    def prediction_use(self) -> PredictionUse:
+        """What it does with predictions."""
+        return "draws"
+
+    def with_constraint(self, constrain: Callable[["Stepper"], "Stepper"]) -> "Stepper":
+        """The same stepper under a constraint, which a function puts around the stepper that reads predictions."""
+        return constrain(self)
 
     def steps(self, length: int, steps: int) -> int:
         """The number of steps of the time grid for the requested number."""
@@ -211,6 +243,10 @@ class Windowed(Stepper):
     def begin_sampling(self) -> Stepper:
         return Windowed(self.inside.begin_sampling(), self.first, self.last, self.outside.begin_sampling())
 
+    def with_constraint(self, constrain: Callable[[Stepper], Stepper]) -> Stepper:
+        inside, outside = self.inside.with_constraint(constrain), self.outside.with_constraint(constrain)
+        return Windowed(inside, self.first, self.last, outside)
+
     def supports(self, process: Process) -> bool:
         return self.inside.supports(process) and self.outside.supports(process)
 
@@ -257,6 +293,10 @@ class StepperWrapper(Stepper, ABC):
     @property
     def adaptive(self) -> bool:
         return self.inner.adaptive
+
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return self.inner.prediction_use
 
     def steps(self, length: int, steps: int) -> int:
         return self.inner.steps(length, steps)

@@ -17,6 +17,8 @@ where blocks or staggered positions begin one after another, it already depends 
 begins, and guidance acts on the rest.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,9 @@ class ContextGuidance(StepperWrapper):
 
     def begin_sampling(self) -> Stepper:
         return ContextGuidance(self.scale, self.temperature, self.inner.begin_sampling())
+
+    def with_constraint(self, constrain: Callable[[Stepper], Stepper]) -> Stepper:
+        return ContextGuidance(self.scale, self.temperature, self.inner.with_constraint(constrain))
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         def evaluate_guided(z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits:

@@ -26,7 +26,7 @@ from logosphere.networks.wrappers import check_filters, filter_logits
 from logosphere.processes.base import Process, uniform_grid
 from logosphere.processes.capabilities import Unmasking
 from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Evaluate, Stepper, require
+from logosphere.sampling.steppers.base import Evaluate, JointDraws, PredictionUse, Stepper, require
 from logosphere.sampling.steppers.unmasking import (
     UNMASKING,
     entropy_order,
@@ -200,6 +200,10 @@ class ConfidenceDecoding(Stepper):
     def adaptive(self) -> bool:
         return isinstance(self.commit, CommitAbove) or self.commit is commit_block_share
 
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "order"
+
     def steps(self, length: int, steps: int) -> int:
         if self.block_steps:
             return length // self.block * self.block_steps
@@ -228,7 +232,7 @@ class ConfidenceDecoding(Stepper):
             return z
         waiting = process.needs_prediction(z, t > 0)  # also those of later blocks, which do not move yet
         out = evaluate(z, unmasking.unmasking_times(t, waiting), where)
-        drawn, confidence = self._draw(out, where, noise)
+        drawn, confidence = self._draw(evaluate, out, where, noise)
         scores = unpack(where, confidence, -torch.inf)
         if self.confidence == "random":
             scores = torch.where(scores > MINIMUM, noise.uniform(*where.shape).to(scores), scores)
@@ -245,11 +249,14 @@ class ConfidenceDecoding(Stepper):
         if self.first_alone:
             first = where & (self._offsets(where) % self.block == 0)
             chosen = torch.where(first.any(1, keepdim=True), first, chosen)
-            drawn = torch.where(first[where], out.argmax(-1), drawn)
+            best = drawn if isinstance(evaluate, JointDraws) else out.argmax(-1)
+            drawn = torch.where(first[where], best, drawn)
         clean = process.codec.encode(torch.zeros_like(where, dtype=torch.long).masked_scatter(where, drawn))
         return torch.where(chosen.view(*chosen.shape, *[1] * (z.dim() - 2)), clean, z)
 
-    def _draw(self, out: Logits, where: Positions, noise: Noise) -> tuple[Int64[Tensor, " N"], Float[Tensor, " N"]]:
+    def _draw(
+        self, evaluate: Evaluate, out: Logits, where: Positions, noise: Noise
+    ) -> tuple[Int64[Tensor, " N"], Float[Tensor, " N"]]:
         """A token for each position, and its confidence."""
         if self.excluded:
             out = out.index_fill(-1, torch.tensor(self.excluded, device=out.device), -torch.inf)
@@ -258,7 +265,9 @@ class ConfidenceDecoding(Stepper):
             tempered = filter_logits(filter_logits(out, temperature, self.top_p), top_k=self.top_k)
         else:
             tempered = filter_logits(out, temperature, self.top_p, self.top_k)
-        if self.temperature == 0:
+        if isinstance(evaluate, JointDraws):
+            drawn = evaluate.draw(out, where, noise)
+        elif self.temperature == 0:
             drawn = tempered.argmax(-1)
         elif self.gumbel:
             drawn = gumbel_max(tempered, 1.0, noise.for_positions(where))

@@ -24,7 +24,7 @@ from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
 from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.processes.gaussian.updates import MIN_LEVEL, Update, ancestral, ddim
 from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, Requirement, Stepper, require
+from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, PredictionUse, Requirement, Stepper, require
 from logosphere.types import Float, State, Times
 
 GAUSSIAN = Requirement(
@@ -110,6 +110,10 @@ class Heun(Stepper):
 
     needs = GAUSSIAN
 
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "means"
+
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         path, where = require(process, GaussianDiffusion, self.needs), process.needs_prediction(z, t > s)
         if not where.any():
@@ -139,6 +143,10 @@ class DPMSolverPP2M(Stepper):
 
     def begin_sampling(self) -> "Stepper":
         return DPMSolverPP2M()
+
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "means"
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         path, where = require(process, GaussianDiffusion, self.needs), process.needs_prediction(z, t > s)

@@ -18,6 +18,7 @@ from logosphere.sampling.steppers.base import (
     Evaluate,
     GreedyLastStep,
     PointwiseStepper,
+    PredictionUse,
     Requirement,
     Stepper,
     ancestral,
@@ -126,6 +127,10 @@ class HeunFlow(Stepper):
     """
 
     needs = DETERMINISTIC_FLOW
+
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "means"
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         flow, where = require(process, SimplexProcess, self.needs), process.needs_prediction(z, t > s)

@@ -29,8 +29,8 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Evaluate, Stepper, is_active, require
+from logosphere.rng import Noise
+from logosphere.sampling.steppers.base import Evaluate, PredictionUse, Stepper, draw_tokens, is_active, require
 from logosphere.sampling.steppers.unmasking import MASKED, count_masked, gumbel_scores, log_probability, select_best
 from logosphere.types import Float, State, Times, Tokens
 
@@ -116,6 +116,10 @@ class Remasking(Stepper):
     def begin_sampling(self) -> Stepper:
         return Remasking(self.sigma)
 
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "order"
+
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         path = require(process, DiscreteDiffusion, self.needs)
         mask = path.vocab_size
@@ -130,7 +134,7 @@ class Remasking(Stepper):
         if where.any():
             unmasked = where & (u < unmask)
             out = evaluate(z, t, where)[unmasked[where]]
-            drawn = categorical(out, noise.for_positions(unmasked).uniform(len(out)))
+            drawn = draw_tokens(evaluate, out, unmasked, noise)
             moved[unmasked] = drawn
             self.confidence = confidence.masked_scatter(unmasked, log_probability(out, drawn).double())
         return moved
@@ -160,6 +164,10 @@ class PlannedRemasking(Stepper):
         return PlannedRemasking(self.critic, temperature=self.temperature, review=self.review)
 
     @property
+    def prediction_use(self) -> PredictionUse:
+        return "order"
+
+    @property
     def extra_nfe(self) -> int:
         return self._extra_nfe
 
@@ -173,7 +181,7 @@ class PlannedRemasking(Stepper):
             out = evaluate(z, t, where)
             if self.review:  # the evidence of a token for itself does not count
                 out = out - process.add_evidence(torch.zeros_like(out), z[where], t[where])
-            drawn = categorical(out, noise.for_positions(where).uniform(len(out)))
+            drawn = draw_tokens(evaluate, out, where, noise)
             z = torch.where(z == mask, z.masked_scatter(where, drawn), z)
             confidence = confidence.masked_scatter(where, log_probability(out, z[where]).double())
         self.confidence = confidence

@@ -20,7 +20,15 @@ from logosphere.processes.base import Process
 from logosphere.processes.capabilities import Unmasking
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.rng import Noise, categorical, running_sum
-from logosphere.sampling.steppers.base import Evaluate, Requirement, Stepper, require
+from logosphere.sampling.steppers.base import (
+    Evaluate,
+    JointDraws,
+    PredictionUse,
+    Requirement,
+    Stepper,
+    draw_tokens,
+    require,
+)
 from logosphere.types import Float, Int64, Logits, Positions, State, Times
 
 
@@ -199,6 +207,10 @@ class OrderedUnmasking(Stepper):
     def adaptive(self) -> bool:
         return self.count is not scheduled
 
+    @property
+    def prediction_use(self) -> PredictionUse:
+        return "order"
+
     def steps(self, length: int, steps: int) -> int:
         return length if self.adaptive else steps
 
@@ -216,7 +228,8 @@ class OrderedUnmasking(Stepper):
             return z
         waiting = process.needs_prediction(z, t > 0)  # also those of later blocks, which do not move yet
         out = evaluate(z, unmasking.unmasking_times(t, waiting), where)
-        drawn = out.argmax(-1) if self.greedy else categorical(out, noise.for_positions(where).uniform(len(out)))
+        independent = self.greedy and not isinstance(evaluate, JointDraws)
+        drawn = out.argmax(-1) if independent else draw_tokens(evaluate, out, where, noise)
         scores = gumbel_scores(unpack(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         masked = where.sum(1, keepdim=True)
         due = (masked - count_masked(unmasking, s, moving)).clamp_min(0)
