@@ -16,7 +16,7 @@ from logosphere.runs.create import build_model, create_run_and_model, resolve_pr
 from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget, Display
 from logosphere.runs.system_specs import SystemSpec
-from logosphere.runs.train import run_to_end
+from logosphere.runs.train import OnEvent, ignore, run_to_end
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def find_existing(planned: PlannedRun) -> Run | None:
     return run
 
 
-def train_planned(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
+def train_planned(planned: PlannedRun, corpus: Corpus, display: Display, on_event: OnEvent = ignore) -> Run | None:
     """Train one run to its end, from its last checkpoint if there is one; None if it was stopped."""
     run = find_existing(planned)
     if run is not None and is_finished(run):
@@ -86,7 +86,7 @@ def train_planned(planned: PlannedRun, corpus: Corpus, display: Display) -> Run 
     if run is None:
         run, model = create_run_and_model(planned.config, corpus, planned.folder)
     reset_peak_memory()
-    outcome = run_to_end(run, corpus, display, model=model)
+    outcome = run_to_end(run, corpus, display, on_event=on_event, model=model)
     write_json(run.path / COSTS, {"peak_bytes": peak_memory_bytes()})
     if outcome.stopped:
         display.log(f"Stopped at step {outcome.step:,} of {planned.name} and saved. The same command continues.")
