@@ -11,10 +11,10 @@ from logosphere.cli import main, parse_arguments
 from logosphere.cli.compare_options import Compare
 from logosphere.cli.train_options import parse_train
 from logosphere.data.catalogue import CATALOGUE
-from logosphere.runs.compare import SystemSpec
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.recipes import recipe
 from logosphere.runs.run import Run
+from logosphere.runs.system_specs import SystemSpec
 
 pytestmark = pytest.mark.usefixtures("workplace")
 TINY = ["--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]

@@ -26,13 +26,15 @@ from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_time
 from logosphere.evaluation.report import Report
 from logosphere.io import file_sha256, locked
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.runs.compare import SystemSpec, apply_budget, load_scorer, parse_systems
+from logosphere.runs.compare import load_scorer
 from logosphere.runs.comparison_report import shared_budget
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import count_step_flops
 from logosphere.runs.loop import validate
+from logosphere.runs.planned_runs import apply_budget
 from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget
+from logosphere.runs.system_specs import SystemSpec, parse_systems
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 

@@ -46,6 +46,14 @@ class Compare(Arguments):
     """Write a report (out.html), and the same as Markdown and JSON in its folder."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     samples: Annotated[SampleMetrics, Flat] = field(default_factory=SampleMetrics)
+    campaign: Path | None = None
+    """Train and measure the rows of a campaign (a YAML file) into records; what has a record is not done again."""
+    only: tuple[str, ...] = ()
+    """Parts or rows of the campaign, as PART or PART/ROW; without it all."""
+    records: Path | None = None
+    """Folder for the records of a campaign; default: the name of its file without .yaml."""
+    reproduce: tuple[str, str] | None = None
+    """Repeat a row from its record: a folder of records (or 'leaderboard', that of this project) and PART/ROW/SEED."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -60,12 +68,27 @@ class Compare(Arguments):
         for word in self.systems.split(","):
             if word.strip():
                 system(word.strip().split(":")[0])
-        if not self.systems.strip(", ") and not self.runs:
+        self._check_records()
+        recorded = self.campaign is not None or self.reproduce is not None
+        if not self.systems.strip(", ") and not self.runs and not recorded:
             raise UserError(
                 "Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2"
             )
         if self.report is not None and self.report.suffix not in (".html", ".htm"):
             raise UserError(f"The name of --report must end in .html, not be '{self.report}'.")
+
+    def _check_records(self) -> None:
+        """Raise for options that a campaign, or the repetition of a row, does not have."""
+        given = {"--campaign": self.campaign, "--reproduce": self.reproduce}
+        modes = [name for name, value in given.items() if value is not None]
+        if len(modes) > 1:
+            raise UserError("--campaign trains rows and --reproduce repeats one; give one of them.")
+        others = {"--systems": self.systems, "runs": self.runs, "--report": self.report}
+        if modes and (more := [name for name, value in others.items() if value]):
+            raise UserError(f"{modes[0]} has its rows from a file; leave out {more[0]}.")
+        for name, value in {"--only": self.only, "--records": self.records}.items():
+            if value and self.campaign is None:
+                raise UserError(f"{name} belongs to a campaign; add --campaign FILE.")
 
 
 TRAINED = ("--recipe", "--preset", "--length", "--tokenizer")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.cli import arguments as cli
 from logosphere.cli.arguments import Evaluate, Export, Plot
+from logosphere.cli.campaign import reproduce_row, run_campaign
 from logosphere.cli.compare_options import Compare
 from logosphere.cli.console import DISPLAY, format_time, log, named_settings, print_json
 from logosphere.data.zero_shot import describe_published, is_zero_shot
@@ -100,6 +101,10 @@ def _evaluate_tasks(arguments: Evaluate, trained: Run) -> int:
 
 def compare(arguments: Compare, argv: list[str]) -> int:
     """logosphere compare"""
+    if arguments.campaign is not None:
+        return run_campaign(arguments)
+    if arguments.reproduce is not None:
+        return reproduce_row(arguments)
     config = CompareConfig(
         runs=arguments.runs,
         systems=arguments.systems,

@@ -1,33 +1,30 @@
 """Comparison as one function: train systems alike, measure runs on the same sequences, rank them, write one report."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus, split_off
-from logosphere.errors import UserError, quote_path, suggest
+from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
-from logosphere.io import RECIPE, WEIGHTS, cached, check_folder, file_sha256, json_safe, write_json
-from logosphere.networks.config import NetworkConfig
+from logosphere.io import RECIPE, WEIGHTS, cached, check_folder, file_sha256, json_safe
 from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
-from logosphere.runs.budget import is_finished
 from logosphere.runs.common_text import check_comparable, find_common_text, have_different_tokenizers
-from logosphere.runs.comparison_report import COSTS, make_report
+from logosphere.runs.comparison_report import make_report
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
-from logosphere.runs.create import build_model, create_run_and_model, record_column, resolve_precision
+from logosphere.runs.create import record_column
 from logosphere.runs.diagnosis import explain_poor_bounds
 from logosphere.runs.evaluate import evaluate_run
+from logosphere.runs.planned_runs import PlannedRun, apply_budget, plan_runs, train_planned
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
-from logosphere.runs.train import open_run_data, open_with_display, run_to_end
-from logosphere.systems import DEFAULT, find_preset, system
-from logosphere.systems import options as option_defaults
+from logosphere.runs.system_specs import parse_systems
+from logosphere.runs.train import open_run_data, open_with_display
+from logosphere.systems import DEFAULT
 
 SCORER = "judge"
 """The folder of a scorer model that is trained for the comparison."""
@@ -69,146 +66,6 @@ class Comparison:
     stopped: bool = False
     remarks: tuple[str, ...] = ()
     """Rows that are worse than blind guessing, with the likely reason."""
-
-
-@dataclass(frozen=True)
-class SystemSpec:
-    """A system with options of its own: mdlm, mdlm:preset=paper, or mdlm:schedule=cosine:optim.lr=1e-3."""
-
-    name: str
-    system: str
-    options: tuple[str, ...]
-    lr: float | None
-    preset: str = DEFAULT
-
-    @staticmethod
-    def parse(word: str) -> "SystemSpec":
-        name, *rest = word.split(":")
-        system(name)
-        lr, options, preset = None, [], DEFAULT
-        for option in rest:
-            key, separator, value = option.partition("=")
-            if not separator or not value:
-                raise UserError(f"'{option}' in '{word}' is not an option of the form name=value.")
-            if key == "optim.lr":
-                try:
-                    lr = float(value)
-                except ValueError:
-                    raise UserError(
-                        f"'{value}' is not a learning rate; write for example {name}:optim.lr=2e-3"
-                    ) from None
-            elif key == "preset":
-                preset = find_preset(name, value).name
-            else:
-                _check_own_option(word, name, key)
-                options.append(option)
-        return SystemSpec(word, name, tuple(options), lr, preset)
-
-    def with_preset(self, name: str) -> "SystemSpec":
-        """The system with this preset, unless it names one of its own."""
-        return self if self.preset != DEFAULT else replace(self, preset=find_preset(self.system, name).name)
-
-    def configure(self, common: TrainConfig, fixed: Sequence[str] = ()) -> TrainConfig:
-        """The common recipe for this system; a preset brings its model, but the optimiser is the same for all.
-
-        It leaves the `fixed` settings of the network as they are.
-        """
-        optim = common.optim if self.lr is None else replace(common.optim, lr=self.lr)
-        if self.preset != DEFAULT:
-            kept = {name: getattr(common.network, name) for name in fixed}
-            common = replace(common, system=self.system).with_preset(self.preset, optimiser=False)
-            common = replace(common, network=replace(common.network, **kept))
-        return replace(common, system=self.system, options=(*common.options, *self.options), optim=optim)
-
-
-def _check_own_option(word: str, name: str, key: str) -> None:
-    """Raise UserError for a setting that all systems of a comparison share, or one that a system does not have."""
-    own = option_defaults(name).keys() - vars(NetworkConfig()).keys()
-    if key in own:
-        return
-    shared = vars(NetworkConfig()).keys() | vars(TrainConfig()).keys()
-    if key in shared or key.startswith(("network.", "optim.")):
-        raise UserError(
-            f"'{key}' in '{word}' must be the same for all systems of a comparison; {_where_to_set(key)}. A system may "
-            "have its own options, preset and optim.lr."
-        )
-    raise UserError(f"'{name}' has no option '{key}'." + (suggest(key, own) if own else " It has none."))
-
-
-def _where_to_set(key: str) -> str:
-    """How a setting that all systems of a comparison share is given to `logosphere compare`."""
-    network = key.removeprefix("network.")
-    if network in vars(NetworkConfig()):
-        return f"set it with --network.{network.replace('_', '-')}"
-    if key in ("length", "tokenizer", "data", "column") or key in vars(Budget()):
-        return f"set it with --{key.replace('_', '-')}"
-    return "set it in the recipe (--recipe FILE)"
-
-
-def parse_systems(words: str) -> list[SystemSpec]:
-    """Systems separated by commas; commas inside brackets belong to an option."""
-    found = [SystemSpec.parse(word.strip()) for word in re.split(r",(?![^\[]*\])", words) if word.strip()]
-    names = [spec.name for spec in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"'{twice[0]}' is named twice; name each system once, and use --seeds to repeat trainings.")
-    return found
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One training of a comparison: a system and a seed."""
-
-    name: str
-    config: TrainConfig
-    folder: Path
-
-
-def apply_budget(budget: Budget, config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """The configuration with this budget. Tokens and operations become steps, rounded down but at least 1."""
-    if not budget.given():
-        return config
-    steps = budget.steps
-    if budget.tokens is not None:
-        steps = max(1, int(budget.tokens // (config.batch * config.length)))
-    if budget.flops is not None:
-        steps = max(1, int(budget.flops // count_step_flops(build_model(config, corpus), config.batch)))
-    return replace(config, steps=steps, minutes=budget.minutes, cpu_minutes=budget.cpu_minutes)
-
-
-def plan_runs(
-    specs: list[SystemSpec],
-    common: TrainConfig,
-    budget: Budget,
-    seeds: int,
-    corpus: Corpus,
-    out: Path,
-    fixed: Sequence[str] = (),
-) -> list[PlannedRun]:
-    """Every system with every seed, each in a folder of its own under `out`."""
-    if seeds < 1:
-        raise UserError(f"There must be at least 1 seed, not {seeds}.")
-    planned = []
-    for spec in specs:
-        config = resolve_precision(apply_budget(budget, spec.configure(common, fixed), corpus))
-        for number in range(seeds):
-            name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec.name)
-            folder = out / (name if number == 0 else f"{name}-seed{number}")
-            planned.append(PlannedRun(spec.name, replace(config, seed=common.seed + number), folder))
-    return planned
-
-
-def find_existing(planned: PlannedRun) -> Run | None:
-    """The run of a training that has begun, checked to be the planned one; None if it has not begun."""
-    if not (planned.folder / RECIPE).exists():
-        return None
-    run = Run(planned.folder)
-    for name, wanted in asdict(planned.config).items():
-        if (found := asdict(run.config)[name]) != wanted and (name, found) != ("precision", "auto"):
-            raise UserError(
-                f"{planned.folder} was trained with {name} = {found}, not {wanted}; "
-                "choose another --out for this comparison."
-            )
-    return run
 
 
 def open_saved(path: Path, *, trust_references: bool = False) -> Run:
@@ -322,34 +179,15 @@ def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Ru
     planned = plan_runs(specs, common, config.budget, config.seeds, corpus, config.out, config.fixed)
     if "train" in config.samples.scorer and config.report is not None:
         scorer = _plan_scorer(common, config.budget, corpus, config.out / SCORER)
-        if _train(scorer, _scorer_corpus(corpus), display) is None:
+        if train_planned(scorer, _scorer_corpus(corpus), display) is None:
             return None
     groups: dict[str, list[Run]] = {}
     for one in planned:
-        run = _train(one, corpus, display)
+        run = train_planned(one, corpus, display)
         if run is None:
             return None
         groups.setdefault(one.name, []).append(run)
     return groups
-
-
-def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
-    """Train one run to its end, from its last checkpoint if there is one; None if it was stopped."""
-    run = find_existing(planned)
-    if run is not None and is_finished(run):
-        display.log(f"{planned.folder} is trained already")
-        return run
-    model = None
-    if run is None:
-        run, model = create_run_and_model(planned.config, corpus, planned.folder)
-    reset_peak_memory()
-    outcome = run_to_end(run, corpus, display, model=model)
-    write_json(run.path / COSTS, {"peak_bytes": peak_memory_bytes()})
-    if outcome.stopped:
-        display.log(f"Stopped at step {outcome.step:,} of {planned.name} and saved. The same command continues.")
-    elif outcome.interrupted:
-        display.log(f"Stopped after {planned.name}. The same command continues.")
-    return None if outcome.interrupted else run
 
 
 def _plan_scorer(common: TrainConfig, budget: Budget, corpus: Corpus, folder: Path) -> PlannedRun:

@@ -140,7 +140,7 @@ def _entry(one: LeaderboardRow, runs: Sequence[Run], samples: SampleReport | Non
         block=report.block,
         options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
-        recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
+        recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=read_curve(run),
         time_bins=[] if samples is None else samples.time_bins,
         samplings=[] if samples is None else samples.samplings,
         texts=[] if samples is None else samples.texts,
@@ -154,7 +154,7 @@ def _last(run: Run) -> dict[str, Any]:
     return steps[-1] if steps else {}
 
 
-def _curve(run: Run) -> list[CurvePoint]:
+def read_curve(run: Run) -> list[CurvePoint]:
     """Validations, each with the tokens and CPU seconds of the step they followed."""
     points: list[CurvePoint] = []
     at: dict[str, Any] = {}

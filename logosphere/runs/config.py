@@ -135,7 +135,7 @@ Plain.add_implicit_resolver(
 )
 
 
-def _plain(text: str) -> Any:
+def parse_plain(text: str) -> Any:
     """As yaml.load with this loader; that name is forbidden in this package, since most other loaders run code."""
     loader = Plain(text)
     try:
@@ -152,7 +152,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         if not separator or not name:
             raise UserError(f"'{option}' is not an option of the form name=value.")
         try:
-            read[name] = _plain(value)
+            read[name] = parse_plain(value)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"The value of the option '{option}' cannot be read.") from None
     return read
@@ -184,7 +184,7 @@ def config_of_model(system: str, preset: str, length: int, options: dict[str, An
 def read_config_file(path: Path) -> TrainConfig:
     """A configuration from a .json or .yaml file, such as the recipe.json of a run folder."""
     try:
-        content = _plain(read_regular(path, MAX_RECIPE).decode())
+        content = parse_plain(read_regular(path, MAX_RECIPE).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
