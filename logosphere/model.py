@@ -16,6 +16,7 @@ from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
 from logosphere.networks.precision import has_float64
+from logosphere.networks.published.lora import merged_state
 from logosphere.networks.self_conditioning import bound_by_group
 from logosphere.plugins import is_outside, place_of
 from logosphere.processes.base import Process
@@ -52,6 +53,8 @@ class Spec:
     """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
     checkpoint: dict[str, Any] | None = None
     """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
+    adapters: dict[str, Any] | None = None
+    """Adapters of a published network (networks/published/lora.py); their base weights are in another file."""
 
     @property
     def published_size(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Spec:
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)
-        for part in ("published", "checkpoint"):
+        for part in ("published", "checkpoint", "adapters"):
             if content[part] is None:
                 del content[part]
         return content
@@ -161,17 +164,18 @@ class Model(nn.Module):
             )
 
     def save(self, path: str | Path) -> None:
-        """Write recipe.json (how to build the model), its weights and its tokenizer, if it has one, into a folder."""
+        """Write recipe.json, the weights, with adapters merged, and the tokenizer, if there is one, into a folder."""
         self.check_savable()
         assert self.spec is not None
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
-        write_tensors(folder / WEIGHTS, self.state_dict())
+        write_tensors(folder / WEIGHTS, merged_state(self))
         if self.tokenizer is not None:
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
         hashes = {FILES: {WEIGHTS: file_sha256(folder / WEIGHTS)}}
-        write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
+        content = {"model": replace(self.spec, adapters=None).content()}
+        write_recipe(folder / RECIPE, content | self.describe_plugins() | hashes)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False
@@ -202,6 +206,8 @@ class Model(nn.Module):
             raise UserError("A model that generates block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = bind_condition(predict, batch.condition)
+        if batch.documents is not None and isinstance(predict, Denoiser):
+            predict = predict.with_documents(batch.documents)
         if isinstance(predict, Denoiser) and not predict.answers_first:
             batch = batch.hold_first()
         if self.process.kind == "exact":

@@ -38,8 +38,10 @@ def make_messages(turns: Sequence[str], system: str = "") -> list[Message]:
     return [*messages, *({"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns))]
 
 
-def render_chat(template: str, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    """The text of a conversation, up to where the answer of the model begins.
+def render_chat(
+    template: str, messages: Sequence[Message], special: Mapping[str, str], *, answering: bool = True
+) -> str:
+    """The text of a conversation, up to where the answer of the model begins; unless `answering`, with its last answer.
 
     `special` are the texts of special tokens by name, such as {"bos": "<s>"}, which the template knows as bos_token.
     """
@@ -47,7 +49,7 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_time}
-    values: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True, "tools": None}
+    values: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": answering, "tools": None}
     values |= {f"{name}_token": "" for name in ("bos", "eos", "pad", "unk")}
     values |= {f"{name}_token": text for name, text in special.items()}
     plain = _TRAINING_END.sub(r"\1endif\2", _TRAINING_TAG.sub(r"\1if true\2", template))

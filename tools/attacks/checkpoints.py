@@ -23,7 +23,8 @@ from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.io import is_written_here
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.create import config_from_parent, create_run
+from logosphere.runs.create import create_run
+from logosphere.runs.parents import config_from_parent
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
