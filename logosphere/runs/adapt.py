@@ -11,15 +11,6 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Display
 from logosphere.runs.train import OnEvent, create, finish, ignore, never, run_to_end
-from logosphere.training.optimizer import OptimizerConfig
-
-
-def adapt_defaults() -> TrainConfig:
-    """The training of an adaptation unless options say otherwise: cross-entropy at masks with the weight of the bound."""
-    return TrainConfig(
-        system="mdlm", options=("loss=bound",), length=128, batch=8, steps=1000, validations=10,
-        validation_sequences=32, ema=0.99, optim=OptimizerConfig("adamw", lr=2e-4, warmup=50, weight_decay=0.0),
-    )  # fmt: skip
 
 
 def create_adapted(

@@ -7,6 +7,7 @@ from typing import Any
 from logosphere.errors import UserError
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.runs.config import TrainConfig
+from logosphere.training.optimizer import OptimizerConfig
 
 SYSTEMS = {"mdlm": "full", "bd3lm": "blocks"}
 """Systems that a network can be adapted to, and the attention of their networks."""
@@ -23,6 +24,14 @@ class AdaptConfig:
     """The token that becomes the mask, such as an unused one; it is not predicted any more. None: a new vector."""
     anneal: float = 0.0
     """Fraction of the training in which attention opens from causal to full; 0: it is open at once."""
+
+
+def adapt_defaults() -> TrainConfig:
+    """The training of an adaptation unless options say otherwise: cross-entropy at masks, weighted as in the bound."""
+    return TrainConfig(
+        system="mdlm", options=("loss=bound",), length=128, batch=8, steps=1000, validations=10,
+        validation_sequences=32, ema=0.99, optim=OptimizerConfig("adamw", lr=2e-4, warmup=50, weight_decay=0.0),
+    )  # fmt: skip
 
 
 def adapt_network(published: Mapping[str, Any], config: TrainConfig, adapt: AdaptConfig) -> dict[str, Any]:

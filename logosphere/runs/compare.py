@@ -25,7 +25,8 @@ from logosphere.runs.diagnosis import explain_poor_bounds
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
-from logosphere.runs.train import open_run_data, open_with_display, run_to_end
+from logosphere.runs.train import run_to_end
+from logosphere.runs.train_data import open_run_data, open_with_display
 from logosphere.systems import DEFAULT, find_preset, system
 from logosphere.systems import options as option_defaults
 

@@ -57,25 +57,31 @@ def create_run_and_model(
     parent = open_parent(config.begin)
     with parent_weights(parent) as weights, TemporaryDirectory(prefix="logosphere-begin-") as scratch:
         file, digest = weights, file_sha256(weights)
-        spec = child_spec(parent, config, adapt, digest)
-        model = build_model(config, corpus, spec)
+        model = begin_model(config, corpus, parent, weights, digest, adapt)
         assert model.spec is not None
-        if found := differences(parent, model.spec, corpus, adapted=adapt is not None):
-            raise UserError(
-                f"A training cannot begin with {config.begin}, which differs from it in {'; '.join(found)}."
-            )
-        if adapt is None and not config.lora:
-            load_strict(model, read_tensors(weights), weights)
-        else:
-            load_base(model, weights, digest)
-            begin_adapters(model, config)
-        check_data(config, corpus, model)
         if adapt is not None and not config.lora:
             file = Path(scratch) / BEGIN
             write_tensors(file, model.state_dict())
             digest = file_sha256(file)
         begun = ParentCheckpoint(config.begin, file, digest, parent.trainings)
         return Run.create(path, _recorded(config, corpus), model.spec, corpus, begun), model
+
+
+def begin_model(
+    config: TrainConfig, corpus: Corpus, parent: Run, weights: Path, sha256: str, adapt: AdaptConfig | None
+) -> Model:
+    """The initial model of a training that begins with these weights of a parent."""
+    model = build_model(config, corpus, child_spec(parent, config, adapt, sha256))
+    assert model.spec is not None
+    if found := differences(parent, model.spec, corpus, adapted=adapt is not None):
+        raise UserError(f"A training cannot begin with {config.begin}, which differs from it in {'; '.join(found)}.")
+    if adapt is None and not config.lora:
+        load_strict(model, read_tensors(weights), weights)
+    else:
+        load_base(model, weights, sha256)
+        begin_adapters(model, config)
+    check_data(config, corpus, model)
+    return model
 
 
 def check_data(config: TrainConfig, corpus: Corpus, model: Model) -> None:

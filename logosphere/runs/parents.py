@@ -104,20 +104,26 @@ def child_spec(parent: Run, config: TrainConfig, adapt: AdaptConfig | None, sha2
     if published is not None and adapt is None and config.lora:  # its attention is open by now
         spec = replace(spec, published=published | {"anneal": 0.0})
     if adapt is not None:
-        if spec.system != "ar" or published is None:
-            kind = (
-                "its network is none of a published layout" if spec.system == "ar" else f"its system is {spec.system}"
-            )
-            raise UserError(
-                f"{parent.name} cannot be adapted: {kind}, and a diffusion is made from an autoregressive network "
-                "(system ar) in a published layout, such as smollm2 or a Llama, Qwen or GPT-2 checkpoint."
-            )
+        check_autoregressive(parent)
+        assert published is not None
         spec = replace(spec, published=adapt_network(published, config, adapt))
     if not config.lora or published is None:
         return spec
     alpha = float(2 * config.lora if config.lora_alpha is None else config.lora_alpha)
     path = "" if parent.spec.adapters is not None else str(parent.weights_file().resolve())
     return replace(spec, adapters=LoRAConfig(config.lora, alpha, sha256, path).to_dict())
+
+
+def check_autoregressive(parent: Run) -> None:
+    """Raise UserError for a model that is not autoregressive, or whose network cannot be adapted."""
+    spec = parent.spec
+    if spec.system == "ar" and spec.published is not None:
+        return
+    why = "its network has no published layout" if spec.system == "ar" else f"its system is {spec.system}"
+    raise UserError(
+        f"{parent.name} cannot be adapted: {why}, and a diffusion is made from an autoregressive network (system ar) "
+        "in a published layout, such as smollm2 or a Llama, Qwen or GPT-2 checkpoint."
+    )
 
 
 def begin_adapters(model: Model, config: TrainConfig) -> None:
