@@ -319,12 +319,20 @@ def check_names(expected: Set[str], found: Set[str], path: Path) -> None:
         raise UserError(f"{path} does not belong to this model: it has {foreign[0]}, which the model has not.")
 
 
-def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *, assign: bool = False) -> None:
+def load_strict(
+    module: "nn.Module",
+    tensors: "dict[str, Tensor]",
+    path: Path,
+    *,
+    assign: bool = False,
+    absent: Collection[str] = (),
+) -> None:
     """Load tensors into a module; their names and shapes must be those of the module, and all values finite.
 
-    With `assign` they take the place of the module's tensors, with their own type, and are not copied.
+    With `assign` they take the place of the module's tensors, with their own type, and are not copied. Tensors named in
+    `absent` stay as they are: those of another file, as where adapters are kept apart from what they adapt.
     """
-    expected = module.state_dict()
+    expected = {name: tensor for name, tensor in module.state_dict().items() if name not in absent}
     tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
     check_names(expected.keys(), tensors.keys(), path)
     for name, tensor in tensors.items():
@@ -336,7 +344,7 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *
         target = tensor.dtype if assign else expected[name].dtype
         if tensor.is_floating_point() and not all_finite(tensor, target):
             raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
-    module.load_state_dict(tensors, assign=assign)
+    module.load_state_dict(tensors, assign=assign, strict=not absent)
 
 
 def write_recipe(path: Path, content: dict[str, Any]) -> None:

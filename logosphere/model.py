@@ -26,6 +26,7 @@ from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
 from logosphere.networks.precision import has_float64
+from logosphere.networks.published.lora import merged_state
 from logosphere.networks.self_conditioning import bound_by_group
 from logosphere.plugins import is_outside, place_of
 from logosphere.processes.base import Process
@@ -62,6 +63,8 @@ class Spec:
     """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
     checkpoint: dict[str, Any] | None = None
     """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
+    adapters: dict[str, Any] | None = None
+    """Adapters of a published network (networks/published/lora.py); their base weights are in another file."""
 
     @property
     def published_size(self) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Spec:
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)
-        for part in ("published", "checkpoint"):
+        for part in ("published", "checkpoint", "adapters"):
             if content[part] is None:
                 del content[part]
         return content
@@ -173,7 +176,8 @@ class Model(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write recipe.json (how to build the model), its weights and its tokenizer, if it has one, into a folder.
 
-        A new folder appears complete or not at all; in an existing one, files are replaced one after another.
+        Adapters are merged. A new folder appears complete or not at all; in an existing one, files are replaced one
+        after another.
         """
         self.check_savable()
         assert self.spec is not None
@@ -181,12 +185,13 @@ class Model(nn.Module):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
         with new_folder(folder) as place:
-            write_tensors(place / WEIGHTS, self.state_dict())
+            write_tensors(place / WEIGHTS, merged_state(self))
             if self.tokenizer is not None:
                 write_tokenizer(place / TOKENIZER, self.tokenizer.describe())
             names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
             hashes = {FILES: {name: file_sha256(place / name) for name in names}}
-            write_recipe(place / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
+            content = {"model": replace(self.spec, adapters=None).content()}
+            write_recipe(place / RECIPE, content | self.describe_plugins() | hashes)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False
@@ -217,6 +222,8 @@ class Model(nn.Module):
             raise UserError("A model that generates block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = bind_condition(predict, batch.condition)
+        if batch.documents is not None and isinstance(predict, Denoiser):
+            predict = predict.with_documents(batch.documents)
         if isinstance(predict, Denoiser) and not predict.answers_first:
             batch = batch.hold_first()
         if self.process.kind == "exact":

@@ -203,6 +203,8 @@ class Batch:
     token_count: Int64[Tensor, " B"] | None = None
     """The number of tokens that bits are divided by, where it is not the number of free positions: padded sequences
     have fewer."""
+    documents: Int64[Tensor, "B L"] | None = None
+    """The number of the document of each position, where rows hold several; attention does not cross them."""
     all_free: bool = False
     """Whether every position is free, as far as the host knows without a synchronisation of the device."""
 
@@ -228,8 +230,13 @@ class Batch:
         return self.free.sum(1) if self.token_count is None else self.token_count
 
     def hold_first(self, token: int | None = None) -> "Batch":
-        """The batch with position 0 known, and not counted; with a `token`, it is that one where it was free."""
+        """The batch with position 0 known, and not counted; with a `token`, it is that one where it was free.
+
+        Of packed documents the first position of each.
+        """
         first = self.free & (torch.arange(self.tokens.shape[1], device=self.tokens.device) == 0)
+        if self.documents is not None:
+            first[:, 1:] |= self.free[:, 1:] & (self.documents[:, 1:] != self.documents[:, :-1])
         count = None if self.token_count is None else (self.token_count - first.sum(1)).clamp_min(0)
         tokens = self.tokens if token is None else torch.where(first, token, self.tokens)
         return replace(self, tokens=tokens, known=self.known | first, token_count=count, all_free=False)
@@ -255,7 +262,8 @@ class Batch:
         condition = None if self.condition is None else self.condition.map(change)
         count = None if self.token_count is None else change(self.token_count)
         tokens, ids = change(self.tokens), change(self.ids)
-        return Batch(tokens, known, valid, ids, index, self.total, condition, count, self.all_free)
+        documents = None if self.documents is None else change(self.documents)
+        return Batch(tokens, known, valid, ids, index, self.total, condition, count, documents, self.all_free)
 
 
 @dataclass(frozen=True)

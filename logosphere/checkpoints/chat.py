@@ -39,15 +39,17 @@ def make_messages(turns: Sequence[str], system: str = "") -> list[Message]:
     return [*messages, *({"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns))]
 
 
-def render_chat(template: str, messages: Sequence[Message], special: Mapping[str, str]) -> str:
-    """The text of a conversation, up to where the answer of the model begins.
+def render_chat(
+    template: str, messages: Sequence[Message], special: Mapping[str, str], *, answering: bool = True
+) -> str:
+    """The text of a conversation, up to where the answer of the model begins; unless `answering`, with its last answer.
 
     `special` are the texts of special tokens by name, such as {"bos": "<s>"}, which the template knows as bos_token.
     """
     if len(template) > MAX_TEMPLATE:
         raise UserError(f"The chat template has {len(template):,} characters; at most {MAX_TEMPLATE:,} are read.")
-    request = {"template": template, "messages": [dict(message) for message in messages], "special": dict(special)}
-    answer = _run(json.dumps(request).encode("ascii"))
+    request = {"template": template, "messages": [dict(one) for one in messages], "special": dict(special)}
+    answer = _run(json.dumps(request | {"answering": answering}).encode("ascii"))
     match answer:
         case {"text": str(text)}:
             return text

@@ -42,13 +42,13 @@ def set_limits() -> None:
             continue
 
 
-def render(template: str, messages: list[dict[str, str]], special: dict[str, str]) -> dict[str, str]:
+def render(template: str, messages: list[dict[str, str]], special: dict[str, str], answering: bool) -> dict[str, str]:
     """The text, or why there is none: a reason, and its kind."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_time}
-    values: dict[str, Any] = {"messages": messages, "add_generation_prompt": True, "tools": None}
+    values: dict[str, Any] = {"messages": messages, "add_generation_prompt": answering, "tools": None}
     values |= {f"{name}_token": "" for name in ("bos", "eos", "pad", "unk")}
     values |= {f"{name}_token": text for name, text in special.items()}
     plain = _TRAINING_END.sub(r"\1endif\2", _TRAINING_TAG.sub(r"\1if true\2", template))
@@ -86,7 +86,7 @@ def main() -> None:
     """Read a request from the standard input and write the answer to the standard output, both JSON in ASCII."""
     request = json.loads(sys.stdin.buffer.read())
     set_limits()
-    answer = render(request["template"], request["messages"], request["special"])
+    answer = render(request["template"], request["messages"], request["special"], request["answering"])
     sys.stdout.buffer.write(json.dumps(answer).encode("ascii"))
 
 

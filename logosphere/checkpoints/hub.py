@@ -117,13 +117,17 @@ def fetch_run(source: str, revision: str | None = None, report: Report = warn) -
     return Fetched(folder, folder.name)
 
 
+class ForeignCheckpoint(UserError):
+    """A repository holds a checkpoint of another package."""
+
+
 def check_run(source: str, names: Collection[str]) -> None:
     """Raise UserError for a repository that holds no model of the package."""
     if RECIPE in names:
         return
     published = CONFIG in names or any(name.endswith((".safetensors", ".gguf")) for name in names)
     if published:
-        raise UserError(
+        raise ForeignCheckpoint(
             f"{source} has no {RECIPE}: it is a checkpoint of another package; import it first with: "
             f"logosphere import {source} --out RUN"
         )

@@ -39,6 +39,7 @@ class Command:
 
 COMMANDS = {
     "train": Command("train a model on your text", "Train", "train"),
+    "adapt": Command("make a diffusion of an autoregressive model", "Adapt", "adapt"),
     "import": Command("import a published model as a run", "Import", "import_command", "import_run"),
     "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
     "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from logosphere.cli.adapt_options import Adapt, parse_adapt
 from logosphere.cli.compare_options import Compare, parse_compare
 from logosphere.cli.console import Arguments, Flat, parse
 from logosphere.cli.import_options import Import as Import  # found here by name
@@ -265,9 +266,10 @@ class Export(Arguments):
     """Folder of the run."""
     out: Path = Path("exported")
     """Folder to write."""
-    layout: Literal["package", "ddit"] = "package"
-    """package: as above; ddit: config.json and float32 weights under the names of published masked models, for other
-    tools (models with body=ddit; nothing is measured)."""
+    layout: Literal["package", "merged", "ddit"] = "package"
+    """package: as above; merged: the model in full precision with its adapters merged, of any size; ddit: config.json
+    and float32 weights under the names of published masked models, for other tools (models with body=ddit). Of the
+    last two nothing is measured."""
     measure: Annotated[EvaluateConfig, Flat] = field(default_factory=lambda: EvaluateConfig(sequences=2000))
     with_samples: bool = False
     """Also write samples on the card and held-out text into the record; without it the folder holds no text."""
@@ -371,6 +373,8 @@ def parse_command(command: str, kind: type[Arguments], argv: list[str]) -> Argum
     """The arguments of a command, checked."""
     if kind is Train:
         return parse_train(argv)
+    if kind is Adapt:
+        return parse_adapt(argv)
     if kind is Compare:
         return parse_compare(argv)
     if kind is Launch:  # what follows -- is for train

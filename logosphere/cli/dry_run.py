@@ -10,6 +10,7 @@ from logosphere.parallel.launch import explain_excess
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.cost_model import CPU_REACHED, GPU_MEMORY, GPUS, REACHED, Cost
 from logosphere.runs.costs import machine_speed
+from logosphere.runs.memory import MemoryPrediction, describe_memory
 from logosphere.runs.plans import PLANS, PhaseCost, Plan, find_plan, plan_costs, summarise, total_hours
 from logosphere.terminal import show
 from logosphere.types import SIGN
@@ -41,6 +42,15 @@ def dry_run(name: str, config: TrainConfig, processes: int, *, json: bool) -> in
         log(f"The plan of {name} is left out, because options change its training.")
     if None not in here:
         show(f"\nOn a free core of this machine: about {_span(total)} (from a measured speed of matrix products).")
+    return 0
+
+
+def dry_run_memory(predicted: MemoryPrediction, *, json: bool) -> int:
+    """Print the memory of a training that begins with a published network."""
+    if json:
+        print_json(predicted.summary())
+    else:
+        show(describe_memory(predicted))
     return 0
 
 

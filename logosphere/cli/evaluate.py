@@ -15,6 +15,7 @@ from logosphere.errors import UserError, plural
 from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.published.lora import merged_state
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.plots import draw_chart
 from logosphere.runs.compare import CompareConfig, Comparison, compare_runs
@@ -171,6 +172,8 @@ def plot(arguments: Plot, argv: list[str]) -> int:
 
 def export(arguments: Export, argv: list[str]) -> int:
     """logosphere export"""
+    if arguments.layout == "merged":
+        return _export_merged(arguments)
     if arguments.layout == "ddit":
         check_free(arguments.out)
         run = Run(arguments.run, trust_references=arguments.measure.trust_references)
@@ -190,6 +193,20 @@ def export(arguments: Export, argv: list[str]) -> int:
         show(f"{arguments.out}: {report}")
         kind = "held-out" if arguments.with_samples else "random"
         log(f"Its record, to check a copy: {record.bits:.6f} bits per token of {RECORD_SEQUENCES} {kind} sequences")
+    return 0
+
+
+def _export_merged(arguments: Export) -> int:
+    """The model of a run with merged adapters, as a folder for ls.load and the commands."""
+    check_free(arguments.out)
+    run = Run(arguments.run, trained=False, trust_references=arguments.measure.trust_references)
+    model = run.model(arguments.measure.weights)
+    model.save(arguments.out)
+    numbers = sum(tensor.numel() for tensor in merged_state(model).values())
+    if arguments.json:
+        print_json({"folder": str(arguments.out), "numbers": numbers})
+    else:
+        show(f"{arguments.out}: {numbers:,} numbers, adapters merged; use it like a run, or by ls.load")
     return 0
 
 

@@ -25,7 +25,7 @@ def data(arguments: Data, argv: list[str]) -> int:
         _list_corpora(json=arguments.json)
         return 0
     from logosphere.data.corpus import count_tokens  # these load torch, which a list does not need
-    from logosphere.runs.train import open_with_display
+    from logosphere.runs.train_data import open_with_display
 
     corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY, arguments.column)
     sizes = {split: count_tokens(corpus.split(split)) for split in ("train", "valid", "test")}

@@ -6,7 +6,7 @@ from dataclasses import is_dataclass, replace
 
 from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.cli.dry_run import dry_run
+from logosphere.cli.dry_run import dry_run, dry_run_memory
 from logosphere.cli.train_options import Train, parse_train_options, split_recipe, use_one_budget
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError, quote_path
@@ -27,6 +27,8 @@ from logosphere.runs.budget import (
 )
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.diagnosis import explain_poor_bound
+from logosphere.runs.memory import predict_training
+from logosphere.runs.parents import open_parent
 from logosphere.runs.recipes import recipe
 from logosphere.runs.run import Run, latest_run, usable_runs
 from logosphere.runs.trackers import check_tracker, tracked
@@ -35,19 +37,20 @@ from logosphere.runs.train import (
     create,
     finish,
     ignore,
-    open_again,
-    open_run_data,
     resume_command,
     run_to_end,
     train_classifier_of,
     train_remasker_of,
 )
+from logosphere.runs.train_data import open_again, open_run_data
 from logosphere.terminal import show
 
 
 def train(arguments: Train, argv: list[str]) -> int:
     """logosphere train"""
     if arguments.dry_run:
+        if arguments.config.begin is not None and open_parent(arguments.config.begin, DISPLAY).spec.published:
+            return dry_run_memory(predict_training(arguments.config, display=DISPLAY), json=arguments.json)
         return dry_run(split_recipe(argv)[0], arguments.config, arguments.nproc, json=arguments.json)
     if arguments.resume and (finished := _find_finished(arguments, argv)):
         if rank() == 0:
@@ -70,11 +73,11 @@ def train(arguments: Train, argv: list[str]) -> int:
             return 0
         finish(outcome, corpus)
         assert outcome.report is not None  # the last step of a run is always validated
-        _show_result(run, outcome.step, outcome.report, json=arguments.json)
+        show_result(run, outcome.step, outcome.report, json=arguments.json)
     return 0
 
 
-def _show_result(run: Run, step: int, report: Report, *, json: bool) -> None:
+def show_result(run: Run, step: int, report: Report, *, json: bool) -> None:
     """Print the last validation of a run, beside what no model is needed for."""
     poor = explain_poor_bound(report, run)
     if json:
@@ -100,7 +103,7 @@ def _show_finished(run: Run, arguments: Train) -> None:
     spent = used(run)
     assert spent is not None  # it is finished
     log(f"The run in {run.path} is finished: {describe_used(run)}. To train it longer: {extension_hint(run)}")
-    _show_result(run, spent[1], Report.load(run.path / RESULT), json=arguments.json)
+    show_result(run, spent[1], Report.load(run.path / RESULT), json=arguments.json)
 
 
 def _with_budget(config: TrainConfig, arguments: Train, argv: list[str]) -> TrainConfig:

@@ -76,7 +76,7 @@ def parse_train(argv: list[str]) -> Train:
             print_options(chosen)
         raise
     if not name and arguments.config.begin is not None and not arguments.resume:
-        from logosphere.runs.create import config_from_parent  # needs torch
+        from logosphere.runs.parents import config_from_parent  # needs torch
 
         default = config_from_parent(arguments.config.begin)
         arguments = parse_train_options(rest, default)

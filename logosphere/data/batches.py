@@ -24,6 +24,7 @@ from logosphere.data.corpus import (
     count_sequences,
     require_indexable,
 )
+from logosphere.data.packing import PackedSampler
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError, suggest
 from logosphere.rng import CounterNoise, hash64
@@ -34,16 +35,16 @@ ROUNDS = 6
 
 
 def train_batches(
-    split: Split, length: int, batch: int, seed: int, order: str = "crops"
-) -> "Crops | Epochs | ExampleSampler | StreamBatches":
+    split: Split, length: int, batch: int, seed: int, order: str = "crops", *, pack: bool = False
+) -> "Crops | Epochs | ExampleSampler | PackedSampler | StreamBatches":
     """Batches to train on: of a row of tokens random `crops` with replacement, or `epochs` of shuffled windows.
 
-    Separate examples are drawn with replacement; a stream is read in its own order.
+    Separate examples are drawn with replacement, with `pack` several for a row; a stream is read in its own order.
     """
     if order not in ("crops", "epochs"):
         raise UserError(f"The order of the data must be crops or epochs, not '{order}'.")
     if isinstance(split, Examples):
-        return ExampleSampler(split, length, batch, seed)
+        return (PackedSampler if pack else ExampleSampler)(split, length, batch, seed)
     if isinstance(split, StreamedSplit):
         return StreamBatches(split, length, batch)
     return (Crops if order == "crops" else Epochs)(split, length, batch, seed)
@@ -231,7 +232,7 @@ class Continuation(Task):
         B, L = batch.tokens.shape
         u = CounterNoise(seed, 1, batch.ids, batch.global_index, batch.total).uniform(B, 2)
         ends = torch.where(u[:, :1] < self.fraction, (u[:, 1:] * L).long(), 0)
-        return replace(batch, known=torch.arange(L) < ends)
+        return replace(batch, known=batch.known | (torch.arange(L) < ends))
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Infilling(Task):
         ends = (u[:, 1:] * (L + 1)).long().sort(1).values
         inside = (torch.arange(L) >= ends[:, :1]) & (torch.arange(L) < ends[:, 1:])
         chosen = (u[:, :1] < self.fraction) & inside.any(1, keepdim=True)
-        return replace(batch, known=chosen & ~inside)
+        return replace(batch, known=batch.known | (chosen & ~inside))
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,19 @@ class RandomLength(Task):
         )
 
 
+@dataclass(frozen=True)
+class Answers(Task):
+    """The prompt of each pair is known, as the data say."""
+
+    def apply(self, batch: Batch, seed: int) -> Batch:
+        if not bool(batch.known.any()):
+            raise UserError("The task 'answers' needs pairs of a prompt and an answer: --data pairs:FILE.")
+        return batch
+
+
 TASKS: dict[str, Task] = {
     "unconditional": Unconditional(),
+    "answers": Answers(),
     "continuation": Continuation(),
     "infilling": Infilling(),
     "varied": RandomLength(),

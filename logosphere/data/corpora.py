@@ -12,6 +12,7 @@ from pathlib import Path
 from logosphere.data.catalogue import CATALOGUE
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets import SYNTHETIC, has_column, is_dataset, open_dataset
+from logosphere.data.prompts import Prompting
 from logosphere.data.published import RECORD_DATASETS, open_records_as_text
 from logosphere.data.readers import Notify
 from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, no_columns, open_hub, open_path
@@ -55,12 +56,14 @@ def open_corpus(
     *,
     column: str = "",
     notify: Notify = warnings.warn,
+    prompting: Prompting | None = None,
 ) -> Corpus:
     """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer.
 
     Of tables (.csv, .tsv, JSON, .parquet) one `column` is read; unless it is named, the only one that looks like
     text, and `notify` is called with its name. letters: before any of these reads it in the alphabet of text8.
     zero-shot:NAME[=PATH] is a set to evaluate on (data/zero_shot.py), for a tokenizer that is given as an object.
+    With `prompting` the source of each pair is a prompt before its text (data/prompts.py).
     stream:OWNER/NAME[:CONFIG] is not tokenised in advance, but while it is trained on.
     """
     how = Opening(cache or cache_folder(), report or _ignore_progress, column, notify)
@@ -68,7 +71,9 @@ def open_corpus(
         if is_dataset(source):
             if column and not has_column(source):
                 raise no_columns(source)
-            return open_dataset(source, tokenizer, how.cache, how.report, notify, column)
+            return open_dataset(source, tokenizer, how.cache, how.report, notify, column, prompting)
+        if prompting is not None:
+            raise UserError(f"{source} has no pairs of a prompt and an answer; the task 'answers' needs pairs:FILE.")
         if is_zero_shot(source):
             return open_zero_shot(source, tokenizer, column)
         if is_stream(source):

@@ -39,6 +39,8 @@ class Examples:
     """Size of the vocabulary of sources."""
     signals: npt.NDArray[np.float32] | None = None
     """[N, L, C]"""
+    prompts: IntArray | None = None
+    """How many tokens at the beginning of each sequence are a prompt: known, and not counted."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -68,6 +70,7 @@ class Examples:
             labels=None if self.labels is None else self.labels[indices],
             sources=None if self.sources is None else [self.sources[i] for i in indices],
             signals=None if self.signals is None else self.signals[indices],
+            prompts=None if self.prompts is None else self.prompts[indices],
         )
 
     def filter_by_length(self, length: int) -> "Examples":
@@ -92,10 +95,14 @@ class Examples:
         """The examples with these indices as a batch, padded to one length."""
         tokens = torch.from_numpy(_pad([self.sequences[i] for i in indices], length, self.eos or 0))
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        token_count = None
+        known, token_count = ~everywhere, None
         if self.eos is not None:
             token_count = torch.tensor([min(len(self.sequences[i]) + 1, length) for i in indices])
-        return Batch(tokens, ~everywhere, everywhere, ids, global_index, total, self._condition(indices), token_count)
+        if self.prompts is not None:
+            prompts = torch.from_numpy(self.prompts[indices])
+            known = torch.arange(length) < prompts[:, None]
+            token_count = None if token_count is None else token_count - prompts
+        return Batch(tokens, known, everywhere, ids, global_index, total, self._condition(indices), token_count)
 
     def _condition(self, indices: IntArray) -> Condition | None:
         if not self.conditions:
@@ -187,7 +194,8 @@ def count_scored_tokens(split: Split, length: int) -> int:
     split = require_indexable(split)
     if not isinstance(split, Examples) or split.eos is None:
         return count_tokens(split)
-    return sum(min(len(row) + 1, length) for row in split.sequences)
+    prompts = 0 if split.prompts is None else int(split.prompts.sum())
+    return sum(min(len(row) + 1, length) for row in split.sequences) - prompts
 
 
 def take_first_tokens(split: Split, count: int) -> AnyArray:

@@ -16,6 +16,7 @@ from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.input_files import check_encoding, check_regular, explain_missing
 from logosphere.data.locate import locate
 from logosphere.data.promoters import BASES, load_signal_promoters, load_synthetic_promoters
+from logosphere.data.prompts import Prompting, check_answer, encode_prompted, split_row
 from logosphere.data.published import RECORD_DATASETS, Record, Records, hash_records, parse_csv
 from logosphere.data.published_integers import (
     PITCHES,
@@ -52,11 +53,18 @@ def is_dataset(source: str) -> bool:
 
 
 def open_dataset(
-    source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress, notify: Notify, column: str = ""
+    source: str,
+    tokenizer: str | Tokenizer,
+    cache: Path,
+    report: ReportProgress,
+    notify: Notify,
+    column: str = "",
+    prompting: Prompting | None = None,
 ) -> Corpus:
     """A dataset by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE.
 
-    Of a table after lines: the text of one `column` is read, as of tables of running text.
+    Of a table after lines: the text of one `column` is read, as of tables of running text. With `prompting` the source
+    of a pair is a prompt at the beginning of its text, rather than a condition of a network that reads it apart.
     """
     report("reading", 0, 0)
     kind, _, name = source.partition(":")
@@ -67,7 +75,7 @@ def open_dataset(
     if source in RECORD_DATASETS:
         records = _load_published(source, RECORD_DATASETS[source], cache, report)
         _compare_texts(source, hash_records(records), notify)
-        return _encode_records(source, records, tokenizer, cache)
+        return _encode_records(source, records, tokenizer, cache, prompting)
     if not name:
         raise UserError(f"The file after {kind}: is missing; use for example {kind}:FILE.")
     if kind == PROMOTERS:
@@ -81,7 +89,8 @@ def open_dataset(
         rows = [Record(" ".join(text.split())) for text in read_rows(path, chosen) if text.strip()]
         corpus = _encode_records(path.stem, _split_records(rows, name), tokenizer, cache)
         return replace(corpus, column=chosen)
-    return _encode_records(path.stem, _split_records(FORMATS[kind](path), name), tokenizer, cache)
+    read = read_pairs(path, prompting) if kind == PAIRS else FORMATS[kind](path)
+    return _encode_records(path.stem, _split_records(read, name), tokenizer, cache, prompting)
 
 
 def has_column(source: str) -> bool:
@@ -128,8 +137,12 @@ def _split_records(records: list[Record], name: str) -> Records:
     return splits
 
 
-def _encode_records(name: str, records: Records, tokenizer: str | Tokenizer, cache: Path) -> Corpus:
+def _encode_records(
+    name: str, records: Records, tokenizer: str | Tokenizer, cache: Path, prompting: Prompting | None = None
+) -> Corpus:
     """Records as token ids, by a tokenizer made for all texts and sources of the training split."""
+    if prompting is not None and any(row.source is None for rows in records.values() for row in rows):
+        raise UserError(f"{name} has no pairs of a prompt and an answer, which the task 'answers' needs.")
     texts = {split: [part for row in rows for part in (row.text, row.source or "")] for split, rows in records.items()}
     alphabet = ""
     for split in texts.values():
@@ -139,10 +152,12 @@ def _encode_records(name: str, records: Records, tokenizer: str | Tokenizer, cac
     else:
         inner = _make_tokenizer(choose_tokenizer(tokenizer, alphabet), texts["train"], cache)
     lengths = {len(inner.encode(row.text)) for rows in records.values() for row in rows}
+    if prompting is not None:
+        lengths = {-1, *lengths}  # with their prompts
     needs_eos = isinstance(tokenizer, WithEOS) or len(lengths) > 1  # sequences of one length need no EOS
     made = WithEOS(inner) if needs_eos else inner
     labels = sorted({row.label for row in records["train"] if row.label is not None})
-    splits = {split: _encode_split(rows, made, labels, f"{name} {split}") for split, rows in records.items()}
+    splits = {split: _encode_split(rows, made, labels, f"{name} {split}", prompting) for split, rows in records.items()}
     characters = {split: sum(len(row.text) for row in rows) for split, rows in records.items()}
     sizes = {split: sum(len(row.text.encode()) for row in rows) for split, rows in records.items()}
     return _make_corpus(name, made, splits, tuple(labels), characters, sizes)
@@ -161,7 +176,13 @@ def _make_tokenizer(choice: TokenizerChoice, texts: list[str], cache: Path) -> T
         return load_tokenizer(path)
 
 
-def _encode_split(rows: list[Record], tokenizer: Tokenizer, labels: list[str], location: str) -> Examples:
+def _encode_split(
+    rows: list[Record], tokenizer: Tokenizer, labels: list[str], location: str, prompting: Prompting | None
+) -> Examples:
+    if prompting is not None:
+        sources, answers = [row.source or "" for row in rows], [row.text for row in rows]
+        sequences, prompts = encode_prompted(sources, answers, tokenizer, prompting)
+        return Examples(sequences, eos=tokenizer.eos if isinstance(tokenizer, WithEOS) else None, prompts=prompts)
     label_ids = sources = None
     if labels:
         number = {label: i for i, label in enumerate(labels)}
@@ -226,15 +247,27 @@ def read_labelled(path: Path) -> list[Record]:
     return [Record(row("text"), label=row("label")) for row in _read_rows(path)]
 
 
-def read_pairs(path: Path) -> list[Record]:
-    """Texts in the field `target` (or `text`) with a `source` each, from .jsonl, .csv or .tsv."""
-    return [Record(row("target", "text"), source=row("source")) for row in _read_rows(path)]
+def read_pairs(path: Path, prompting: Prompting | None = None) -> list[Record]:
+    """Texts in the field `target` (or `text`) with a `source` each, from .jsonl, .csv or .tsv.
+
+    With `prompting` they are answers, which must not be empty, and a row may be a conversation: {"messages": […]}.
+    """
+    if prompting is None:
+        return [Record(row("target", "text"), source=row("source")) for row in _read_rows(path)]
+    records = []
+    for number, row in enumerate(_read_table(path), start=1):
+        location = f"Row {number} of {path}"
+        split, read = split_row(row, location, prompting), _field_getter(row, location)
+        prompt, answer = (read("source"), read("target", "text")) if split is None else split
+        records.append(Record(check_answer(answer, location), source=prompt))
+    return records
 
 
+PAIRS = "pairs"
 FORMATS: dict[str, Callable[[Path], list[Record]]] = {
     "lines": read_lines,
     "labelled": read_labelled,
-    "pairs": read_pairs,
+    PAIRS: read_pairs,
 }
 """lines:FILE, labelled:FILE, pairs:FILE"""
 GetField = Callable[..., str]
@@ -242,6 +275,12 @@ GetField = Callable[..., str]
 
 
 def _read_rows(path: Path) -> Iterable[GetField]:
+    """The rows of a table, as functions that read their fields."""
+    for number, row in enumerate(_read_table(path), start=1):
+        yield _field_getter(row, f"Row {number} of {path}")
+
+
+def _read_table(path: Path) -> list[Any]:
     """The rows of a table."""
     try:
         match path.suffix.lower():
@@ -253,8 +292,7 @@ def _read_rows(path: Path) -> Iterable[GetField]:
                 raise UserError(f"{path} must be a .jsonl, .csv or .tsv file with a name for each field.")
     except (csv.Error, ValueError, RecursionError) as problem:
         raise UserError(f"{path} cannot be read as a table ({problem}); correct it.") from None
-    for number, row in enumerate(rows, start=1):
-        yield _field_getter(row, f"Row {number} of {path}")
+    return list(rows)
 
 
 def _field_getter(row: Any, location: str) -> GetField:

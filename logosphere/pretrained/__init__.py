@@ -7,6 +7,7 @@ holds recipe.json and tokenizer.json as a run does, model.safetensors in half pr
 samples) and record.json: a text and the bound measured on it when the checkpoint was exported.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +29,10 @@ from logosphere.io import (
     read_tensors,
 )
 from logosphere.model import Model, Spec
-from logosphere.networks.published.config import PublishedConfig
-from logosphere.networks.published.registry import build_network
+from logosphere.networks.published.lora import LoRAConfig, frozen_names
 from logosphere.networks.registry import is_registered
 from logosphere.origin import check_encoder
+from logosphere.pretrained.adapters import build_adapted, find_base, load_base
 from logosphere.pretrained.checksums import check_bundled
 from logosphere.pretrained.hashes import check_file, find_weights, read_part, recorded_sha256
 from logosphere.pretrained.limits import build_within
@@ -147,14 +148,18 @@ def load_weights(
     def make() -> Model:
         return build_from_recipe(folder, options, denoiser)
 
+    adapters = None if spec.adapters is None else LoRAConfig.from_dict(spec.adapters)
+    base = weights if adapters is None else find_base(folder, adapters, trusted=trust_references or is_trusted(folder))
     # A network that is passed has any size.
-    model = make() if denoiser is not None else build_within(spec, weights, recipe, make)
+    model = make() if denoiser is not None else build_within(spec, base, recipe, make)
     sha256 = sha256 or recorded_sha256(folder, weights.name)
     if (folder / TOKENIZER).exists():
         check_file(folder, TOKENIZER)
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
     published = model.spec is not None and model.spec.published is not None
-    load_strict(model, read_tensors(weights, sha256), weights, assign=published)
+    if adapters is not None:
+        load_base(model, base, adapters.base_sha256)
+    load_strict(model, read_tensors(weights, sha256), weights, assign=published, absent=frozen_names(model))
     if model.remasker is not None and (folder / REMASKER).exists():
         read_part(model.remasker, folder, REMASKER)
     return model.eval()
@@ -176,12 +181,13 @@ def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoi
     try:
         path = changed.pop("path", None)
         if spec.published is not None:  # without memory: its weights are mapped from the file
-            given = {"published": build_network(PublishedConfig.from_dict(spec.published), "meta")}
-            given["checkpoint"] = spec.checkpoint
+            given = {"published": build_adapted(spec), "checkpoint": spec.checkpoint}
         model = build(
             spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
             **(spec.options | changed), **given,
         )  # fmt: skip
+        assert model.spec is not None
+        model.spec = replace(model.spec, adapters=spec.adapters)
         return model if path is None else model.with_path(path)
     except (TypeError, ValueError) as problem:
         recipe = folder / RECIPE
@@ -232,5 +238,6 @@ def _is_valid(spec: Spec) -> bool:
         all(isinstance(name, str) for name in names)
         and isinstance(spec.options, dict)
         and all(type(size) is int for size in sizes)
-        and all(isinstance(part, dict | None) for part in (spec.published, spec.checkpoint))
+        and all(isinstance(part, dict | None) for part in (spec.published, spec.checkpoint, spec.adapters))
+        and (spec.adapters is None or spec.published is not None)
     )

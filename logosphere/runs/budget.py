@@ -7,7 +7,7 @@ from logosphere.io import RECIPE, WEIGHTS, write_recipe
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
-from logosphere.training.checkpoint import latest
+from logosphere.training.checkpoint import latest, newest
 from logosphere.untrusted import read_object
 
 BUDGETS = ("steps", "minutes", "cpu_minutes")
@@ -35,9 +35,18 @@ def explain_unresumable(run: Run) -> str:
 
 
 def is_finished(run: Run) -> bool:
-    """Has a training used up its budget?"""
+    """Has a training used up its budget, or ended early?"""
     spent = used(run)
-    return spent is not None and spent[0].done(run.config, spent[1]) >= 1
+    return spent is not None and (spent[0].done(run.config, spent[1]) >= 1 or stopped_early(run))
+
+
+def stopped_early(run: Run) -> bool:
+    """Has a training ended because its bound did not improve for as many validations as it waits?"""
+    checkpoint = newest(run.state)
+    if run.config.patience is None or checkpoint is None:
+        return False
+    waited = read_object(checkpoint / "state.json", inside=checkpoint).get("waited", 0)
+    return isinstance(waited, int | float) and waited >= run.config.patience
 
 
 def describe_used(run: Run) -> str:

@@ -11,7 +11,7 @@ from logosphere.data.tokenizers import Tokenizer, encode_utf8
 from logosphere.errors import UserError
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SEQUENCES, SILENT, Display, EvaluateConfig
-from logosphere.runs.train import open_run_data
+from logosphere.runs.train_data import open_run_data
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from logosphere.runs.planned_runs import PlannedRun, apply_budget, plan_runs, tr
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
 from logosphere.runs.system_specs import parse_systems
-from logosphere.runs.train import open_run_data, open_with_display
+from logosphere.runs.train_data import open_run_data, open_with_display
 from logosphere.systems import DEFAULT
 
 SCORER = "judge"

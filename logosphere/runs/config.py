@@ -43,7 +43,8 @@ class TrainConfig:
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
-    """Which positions are known in training: unconditional, continuation, infilling, or varied (lengths)."""
+    """Which positions are known in training: unconditional, continuation, infilling, varied (lengths), or answers:
+    the source of each pair of pairs:FILE is a prompt before the text, and only the text is corrupted and counted."""
     length: int = 128
     """Tokens per sequence."""
     batch: int = 32
@@ -83,8 +84,17 @@ class TrainConfig:
     seed: int = 0
     """Fixes weights, data order and noise."""
     begin: str | None = None
-    """A run or pretrained:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own
-    recipe is the default."""
+    """A run, pretrained:NAME, hf:OWNER/NAME or a checkpoint folder whose (averaged) weights to begin with instead of
+    random ones; without a recipe, its own recipe is the default."""
+    lora: int = 0
+    """Rank of adapters of the linear layers of a published network, which are trained in place of its weights; 0:
+    all weights are trained."""
+    lora_alpha: float | None = None
+    """Scale of the adapters, which are multiplied by lora_alpha / lora; None: twice the rank."""
+    pack: bool = False
+    """Pack several separate texts into a row in training; attention does not cross them (published networks)."""
+    patience: int | None = None
+    """Validations without a better bound after which the training ends early; None: never."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(name="auto"))
 
@@ -99,6 +109,12 @@ class TrainConfig:
         for minutes in (self.minutes, self.cpu_minutes):
             if minutes is not None and minutes <= 0:
                 raise UserError(f"The time to train must be above 0 minutes, not {minutes}.")
+        if self.lora < 0:
+            raise UserError(f"The rank of adapters (lora) must be at least 1, or 0 for none, not {self.lora}.")
+        if self.lora and self.shard:
+            raise UserError("Adapters are small, so --lora needs no shards; leave out --shard.")
+        if self.patience is not None and self.patience < 1:
+            raise UserError(f"patience must be at least 1 validation, not {self.patience}.")
         if self.validations < 1 or self.validation_sequences < 1:
             raise UserError("There must be at least 1 validation on at least 1 sequence.")
 

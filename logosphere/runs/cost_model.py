@@ -31,7 +31,7 @@ from logosphere.networks.precision import find_precision
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.settings import SILENT, Display
-from logosphere.runs.train import open_with_display
+from logosphere.runs.train_data import open_with_display
 from logosphere.systems import build
 
 STATE_BYTES = 20

@@ -1,39 +1,36 @@
-"""New runs: the initial model of a configuration, warm starts from another run, and the run folder."""
+"""New runs: the initial model of a configuration, also one that begins with another run, and the run folder."""
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import asdict, replace
+from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from logosphere.data.batches import find_task, train_batches
 from logosphere.data.columns import TEXT_COLUMN
-from logosphere.data.corpora import is_named
 from logosphere.data.corpus import Corpus, Examples, check_length
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.packing import PackedSampler
 from logosphere.errors import UserError
-from logosphere.io import file_sha256, load_strict, read_tensors
+from logosphere.io import file_sha256, load_strict, read_tensors, write_tensors
 from logosphere.model import Model, Spec
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
 from logosphere.networks.heads import LinearHead, TiedHead
 from logosphere.networks.precision import find_precision, precision_name
-from logosphere.networks.published.config import PublishedConfig
-from logosphere.networks.published.registry import build_network
-from logosphere.origin import check_encoder
+from logosphere.networks.published.lora import LoRAConfig
 from logosphere.parallel.process_group import find_device
+from logosphere.pretrained.adapters import build_adapted, find_base, load_base
+from logosphere.runs.adaptation import AdaptConfig
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.parents import begin_adapters, child_spec, differences, open_parent, parent_weights
 from logosphere.runs.run import BEGIN, Run
 from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
 from logosphere.training.checkpoint import latest
-
-FREE = {"dropout", "block", "any_order_fraction"}
-"""Options that may differ from the parent: networks of whole sequences and of blocks can have the same weights, which
-is checked when they are loaded, and the others have none."""
 
 
 def create_run(config: TrainConfig, corpus: Corpus, path: str | Path) -> Run:
@@ -41,12 +38,55 @@ def create_run(config: TrainConfig, corpus: Corpus, path: str | Path) -> Run:
     return create_run_and_model(config, corpus, path)[0]
 
 
-def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) -> tuple[Run, Model]:
-    """A new run and its initial model, which need not be built again to train it."""
+def create_run_and_model(
+    config: TrainConfig, corpus: Corpus, path: str | Path, adapt: AdaptConfig | None = None
+) -> tuple[Run, Model]:
+    """A new run and its initial model, which need not be built again to train it.
+
+    With `adapt` it begins with an autoregressive network, whose attention, masks and shift become those of a diffusion.
+    """
     for split in (corpus.train, corpus.valid):
         check_length(split, config.length)
-    model = build_model(config, corpus, None if config.begin is None else Run(config.begin).spec)
-    batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
+    if config.begin is None:
+        if config.lora:
+            raise UserError("--lora adapts the weights of another model; name it by --begin (--init-from).")
+        model = build_model(config, corpus)
+        check_data(config, corpus, model)
+        assert model.spec is not None
+        return Run.create(path, _recorded(config, corpus), model.spec, corpus), model
+    parent = open_parent(config.begin)
+    with parent_weights(parent) as weights, TemporaryDirectory(prefix="logosphere-begin-") as scratch:
+        file, digest = weights, file_sha256(weights)
+        model = begin_model(config, corpus, parent, weights, digest, adapt)
+        assert model.spec is not None
+        if adapt is not None and not config.lora:
+            file = Path(scratch) / BEGIN
+            write_tensors(file, model.state_dict())
+            digest = file_sha256(file)
+        begun = ParentCheckpoint(config.begin, file, digest, parent.trainings)
+        return Run.create(path, _recorded(config, corpus), model.spec, corpus, begun), model
+
+
+def begin_model(
+    config: TrainConfig, corpus: Corpus, parent: Run, weights: Path, sha256: str, adapt: AdaptConfig | None
+) -> Model:
+    """The initial model of a training that begins with these weights of a parent."""
+    model = build_model(config, corpus, child_spec(parent, config, adapt, sha256))
+    assert model.spec is not None
+    if found := differences(parent, model.spec, corpus, adapted=adapt is not None):
+        raise UserError(f"A training cannot begin with {config.begin}, which differs from it in {'; '.join(found)}.")
+    if adapt is None and not config.lora:
+        load_strict(model, read_tensors(weights), weights)
+    else:
+        load_base(model, weights, sha256)
+        begin_adapters(model, config)
+    check_data(config, corpus, model)
+    return model
+
+
+def check_data(config: TrainConfig, corpus: Corpus, model: Model) -> None:
+    """Raise UserError for a task that a model does not allow."""
+    batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order, pack=config.pack)
     task = find_task(config.task)
     if task.shortens and (model.block < model.length or not model.process.codec.local or config.network.axes):
         raise UserError(
@@ -54,9 +94,23 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
             "use another task, or a system such as mdlm."
         )
     model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
-    assert model.spec is not None
-    parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
-    return Run.create(path, resolve_precision(record_column(config, corpus)), model.spec, corpus, parent), model
+    if config.pack:
+        check_packing(model, batches)
+
+
+def check_packing(model: Model, batches: object) -> None:
+    """Raise UserError where documents cannot be packed."""
+    if not isinstance(batches, PackedSampler):
+        raise UserError("--pack packs separate texts into rows; use pairs:FILE or lines:FILE, or leave it out.")
+    if model.block < model.length or model.spec is None or model.spec.published is None:
+        raise UserError(
+            "--pack needs a published network with full attention, whose attention can be kept within documents; leave "
+            "it out, or use the system mdlm."
+        )
+
+
+def _recorded(config: TrainConfig, corpus: Corpus) -> TrainConfig:
+    return resolve_precision(record_column(config, corpus))
 
 
 def record_column(config: TrainConfig, corpus: Corpus) -> TrainConfig:
@@ -78,6 +132,11 @@ def build_model(config: TrainConfig, corpus: Corpus, parent: Spec | None = None)
     options = config.system_options()
     if parent is not None and parent.published is not None:
         return build_published(config, corpus, options, parent)
+    if config.lora:
+        raise UserError(
+            "--lora adapts the linear layers of networks in published layouts, and the network of this model has none "
+            "that can be adapted; leave it out to train all weights."
+        )
     check_own_options(config.system, options.keys())
     if clash := sorted(options.keys() & size.keys()):
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
@@ -96,16 +155,22 @@ def build_model(config: TrainConfig, corpus: Corpus, parent: Spec | None = None)
 
 
 def build_published(config: TrainConfig, corpus: Corpus, options: dict[str, Any], parent: Spec) -> Model:
-    """A model with a published network, whose weights the caller reads; it takes no conditions."""
+    """A model with a published network, whose weights the caller reads; it takes no conditions.
+
+    A network with adapters has no memory before its base is read.
+    """
     check_own_options(config.system, options.keys())
     if given := sorted(name for name, count in corpus.conditions.items() if count):
         raise UserError(f"A published network takes no conditions, and this data has {given[0]}; use other data.")
-    network = build_network(PublishedConfig.from_dict(parent.published))
+    network = build_adapted(parent, "cpu" if parent.adapters is None else "meta")
+    network.recompute = config.recompute
     model = build(
         config.system, vocab_size=corpus.tokenizer.size, length=config.length, preset=config.preset,
         published=network, checkpoint=parent.checkpoint, **options,
     )  # fmt: skip
-    return model.place(find_device(config.device))
+    assert model.spec is not None
+    model.spec = replace(model.spec, adapters=parent.adapters)
+    return model if parent.adapters is not None else model.place(find_device(config.device))
 
 
 def check_own_options(system: str, names: Set[str]) -> None:
@@ -147,66 +212,12 @@ def stacks_of_blocks(model: Model) -> list[Backbone | ConvolutionBackbone | UNet
 def initial_model(run: Run, corpus: Corpus) -> Model:
     """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
     model = build_model(run.config, corpus, run.spec)
-    if run.config.begin is not None and latest(run.state) is None:
+    if run.spec.adapters is not None:
+        adapters = LoRAConfig.from_dict(run.spec.adapters)
+        load_base(model, find_base(run.path, adapters, trusted=run.trusted), adapters.base_sha256)
+        begin_adapters(model, run.config)
+    elif run.config.begin is not None and latest(run.state) is None:
         begun = run.content.get("begun")
         sha256 = begun.get("weights_sha256") if isinstance(begun, dict) else None
         load_strict(model, read_tensors(run.path / BEGIN, sha256), run.path / BEGIN)
     return model
-
-
-# ---- warm starts ---------------------------------------------------------------------------------------------
-
-
-def load_parent(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[str]) -> ParentCheckpoint:
-    """Load the weights of a parent into a fresh model; raises if the parent does not fit, with the reason."""
-    parent = Run(name)
-    weights = parent.weights_file()
-    assert model.spec is not None
-    if differences := _differences(parent, model.spec, tokenizer, labels):
-        raise UserError(f"A training cannot begin with {name}, which differs from it in {'; '.join(differences)}.")
-    load_strict(model, read_tensors(weights), weights)
-    return ParentCheckpoint(name, weights, file_sha256(weights), parent.trainings)
-
-
-def config_from_parent(name: str) -> TrainConfig:
-    """The configuration of a parent as the default of a training that starts from it.
-
-    The seed changes, so that the data come in another order; settings of the parent's machine are not taken over.
-    """
-    parent, plain = Run(name), TrainConfig()
-    config = parent.config
-    check_encoder(config.system_options(), parent.path, trusted=parent.trusted)
-    if not parent.trusted and not is_named(config.data):
-        config = replace(config, data=plain.data, column=plain.column)  # a stranger's path is not opened unasked
-    return replace(
-        config, begin=name, seed=config.seed + 1, precision=plain.precision, device=plain.device,
-        compile=plain.compile, shard=plain.shard, recompute=plain.recompute,
-    )  # fmt: skip
-
-
-def tokenizer_for(config: TrainConfig) -> str | Tokenizer:
-    """The parent's own tokenizer, unless another is requested: a new one would number its tokens differently."""
-    if config.begin is None:
-        return config.tokenizer
-    parent = Run(config.begin)
-    return parent.tokenizer if config.tokenizer in ("auto", parent.config.tokenizer) else config.tokenizer
-
-
-def _differences(parent: Run, spec: Spec, tokenizer: Tokenizer, labels: Sequence[str]) -> list[str]:
-    """How the parent differs from the model to be trained, as phrases of an error message."""
-    theirs: dict[str, Any] = asdict(parent.spec)
-    ours: dict[str, Any] = asdict(spec)
-    names = {"system": "system", "vocabulary": "vocab_size", "length": "length"}
-    rows = [(what, theirs[key], ours[key]) for what, key in names.items()]
-    one, two = theirs["options"], ours["options"]
-    rows += [(name, one.get(name), two.get(name)) for name in sorted((one.keys() | two.keys()) - FREE)]
-    rows += [("published network", theirs["published"], ours["published"])]
-    rows += [("labels", ", ".join(parent.labels), ", ".join(labels))]
-    found = [f"{what} ({_format(a)} there, {_format(b)} here)" for what, a, b in rows if a != b]
-    if not found and parent.tokenizer.fingerprint != tokenizer.fingerprint:
-        found = [f"tokenizer ({parent.tokenizer.name} there, {tokenizer.name} here, of equal size)"]
-    return found
-
-
-def _format(value: object) -> str:
-    return "nothing" if value is None or value == "" else str(value)

@@ -28,6 +28,7 @@ from logosphere.io import (
     write_tensors,
 )
 from logosphere.model import Model
+from logosphere.networks.published.lora import merged_state
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
 from logosphere.pretrained.hashes import hash_files
@@ -36,7 +37,7 @@ from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run
 from logosphere.runs.settings import ORDER_SEQUENCES, SEQUENCES, SILENT, Display, EvaluateConfig, OrderConfig
 from logosphere.runs.staging import check_free, staged
-from logosphere.runs.train import open_run_data
+from logosphere.runs.train_data import open_run_data
 from logosphere.runs.training_records import sum_records
 from logosphere.sampling.generate import generate
 from logosphere.systems import preset_label, system
@@ -204,7 +205,7 @@ def to_half(model: Model) -> dict[str, Tensor]:
     """The state of a model with its parameters in half precision; buffers keep their precision."""
     learned = {name for name, _ in model.named_parameters()}
     state = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in merged_state(model).items():
         half = name in learned and tensor.is_floating_point()
         if half and float(tensor.abs().max()) > torch.finfo(torch.float16).max:
             raise UserError(f"The weights {name} are too large for half precision; the model cannot be exported.")
@@ -263,7 +264,8 @@ def write_export(
             limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
             raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
         save_tokenizer(run.tokenizer, draft / TOKENIZER)
-        content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
+        content = {key: value for key, value in run.content.items() if key in ("recipe", "corpus")}
+        content["model"] = replace(run.spec, adapters=None).content()
         trainings = {"trainings": [asdict(one) for one in run.trainings]}
         write_recipe(draft / RECIPE, content | trainings | hash_files(draft, WEIGHTS, TOKENIZER))
         record = make_record(draft, text)

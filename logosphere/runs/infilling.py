@@ -15,7 +15,7 @@ from logosphere.runs.evaluate import report_path
 from logosphere.runs.run import Run
 from logosphere.runs.sample import RENOISED
 from logosphere.runs.settings import INFILLING_SEQUENCES, SILENT, Display, EvaluateConfig, InfillingConfig
-from logosphere.runs.train import open_run_data
+from logosphere.runs.train_data import open_run_data
 
 
 def evaluate_infilling(

@@ -20,6 +20,8 @@ from logosphere.model import Model
 from logosphere.networks.compilation import compile_blocks
 from logosphere.networks.convolution import UNetStage
 from logosphere.networks.precision import precision_name
+from logosphere.networks.published.denoiser import open_attention
+from logosphere.networks.published.lora import trained_state
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.pretrained.hashes import write_hashed
 from logosphere.processes.capabilities import AutoencoderStage
@@ -117,14 +119,15 @@ def run_training(
         if config.begin is not None and not session.resumed:  # the bound that the training starts from
             yield session.validate()
         done = session.done()
-        if done >= 1:  # nothing is left to train, but the caller needs the report
+        if done >= 1 or session.ended_early:  # nothing is left to train, but the caller needs the report
             yield Validated(trainer.step, validate(config, trainer, corpus, group))
-        while done < 1:
+        while done < 1 and not session.ended_early:
             if group.all_reduce(should_stop())[0]:
                 yield from session.save(wait=True)
                 return
             before, cpu = done, time.process_time()
             batch = session.batch(trainer.step)
+            open_attention(session.model, done)
             try:
                 progress = trainer.train_step(batch, done)
             except Diverged as problem:
@@ -140,7 +143,7 @@ def run_training(
             yield StepTaken(progress, min(done, 1.0))
             if int(before * config.validations) < int(min(done, 1.0) * config.validations):
                 yield session.validate()
-                yield from session.save(wait=done >= 1)
+                yield from session.save(wait=done >= 1 or session.ended_early)
             elif session.elapsed.seconds - session.last_save > SAVE_SECONDS:
                 yield from session.save(wait=False)
             else:
@@ -166,13 +169,14 @@ class _Session:
             precision=auto if config.precision == "auto" else config.precision, cond_dropout=config.cond_dropout,
             draws=config.draws, group=group, sharded=config.shard, steps=config.steps or 0,
         )  # fmt: skip
-        self.elapsed, self.best = Elapsed(), float("inf")
+        self.elapsed, self.best, self.waited = Elapsed(), float("inf"), 0
         group.on_main(run.clean_temporary)
         self.checkpoints = CheckpointManager(run, self.trainer, sharded=config.shard)
         saved = self.checkpoints.resume()
         self.resumed = saved is not None
         if saved is not None:
             self.elapsed, self.best = Elapsed(saved["seconds"], saved["cpu_seconds"]), saved["best"]
+            self.waited = int(saved.get("waited", 0))
         if config.compile:
             for stack in stacks_of_blocks(model):
                 compile_blocks(
@@ -181,7 +185,9 @@ class _Session:
         group.on_main(lambda: _precompute(model, config, corpus))  # the others then find it done
         _precompute(model, config, corpus)
         group.on_main(lambda: run.truncate_metrics(self.trainer.step if self.resumed else -1))
-        self.batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
+        self.batches = train_batches(
+            corpus.train, config.length, config.batch, config.seed, config.order, pack=config.pack
+        )
         if isinstance(self.batches, StreamBatches) and self.trainer.step > 0:
             self.batches.seek(self.trainer.position)
         self.rows, self.task = group.local_slice(config.batch), find_task(config.task)
@@ -190,6 +196,11 @@ class _Session:
     def done(self) -> float:
         """The fraction of the training that is done."""
         return self.elapsed.done(self.config, self.trainer.step)
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the bound has not improved for as many validations as the configuration waits."""
+        return self.config.patience is not None and self.waited >= self.config.patience
 
     def batch(self, step: int) -> Batch:
         """The part of this process of the batch of a step."""
@@ -203,8 +214,9 @@ class _Session:
             bits: dict[str, object] = {f"val/{SHORT[unit]}": value for unit, (value, _) in report.in_units().items()}
             bits |= {"val/error": report.error, "val/kind": report.kind}
             self.run.log({"step": self.trainer.step} | bits | metrics)
+        self.waited += 1
         if report.bits < self.best:
-            self.best = report.bits
+            self.best, self.waited = report.bits, 0
             _save_best(self.run, self.trainer)
         return Validated(self.trainer.step, report)
 
@@ -219,7 +231,8 @@ class _Session:
         if isinstance(self.batches, StreamBatches):
             self.trainer.position = self.batches.position(self.trainer.step)
         elapsed = {"seconds": self.elapsed.seconds, "cpu_seconds": self.elapsed.cpu_seconds}
-        self.checkpoints.begin({**elapsed, "best": self.best})
+        waited = {} if self.config.patience is None else {"waited": self.waited}
+        self.checkpoints.begin({**elapsed, "best": self.best, **waited})
         self.last_save = self.elapsed.seconds
         yield from self.finished_saves(wait=wait)
 
@@ -242,7 +255,7 @@ def _describe_saved(run: Run, trainer: Trainer) -> str:
 def _save_best(run: Run, trainer: Trainer) -> None:
     """Write the weights that are evaluated and sampled."""
     model = trainer.model
-    shards = model.state_dict() if trainer.ema is None else trainer.ema.tensors(model)
+    shards = trained_state(model) if trainer.ema is None else trainer.ema.tensors(model)
     weights = {name: trainer.objective.full_tensor(tensor) for name, tensor in shards.items()}
     trainer.group.on_main(lambda: write_hashed(run.path, BEST, weights))
 

@@ -15,8 +15,19 @@ from typing import Any
 
 from logosphere.checkpoints.hub import CARD, HUB_PREFIX, LOG_IN, parse_source, shorten_reason
 from logosphere.errors import UserError
-from logosphere.io import RECIPE, REMASKER, TOKENIZER, WEIGHTS, check_sha256, file_sha256, write_atomic, write_recipe
+from logosphere.io import (
+    RECIPE,
+    REMASKER,
+    TOKENIZER,
+    WEIGHTS,
+    check_sha256,
+    file_sha256,
+    write_atomic,
+    write_recipe,
+    write_tensors,
+)
 from logosphere.model import Model
+from logosphere.networks.published.lora import merged_state
 from logosphere.pretrained import load, read_spec
 from logosphere.pretrained.hashes import check_file, find_weights, hash_files
 from logosphere.runs.model_card import check_licence, find_reports, make_card, public_name, public_records
@@ -73,7 +84,10 @@ def stage(
     measured = find_reports(run, weights)
     with TemporaryDirectory(prefix="logosphere-publish-") as temporary:
         folder = Path(temporary)
-        _place(file, folder / WEIGHTS)
+        if run.spec.adapters is None:
+            _place(file, folder / WEIGHTS)
+        else:
+            write_tensors(folder / WEIGHTS, merged_state(run.model(weights)))
         if (run.path / REMASKER).exists():
             _place(run.path / REMASKER, folder / REMASKER)
         if (run.path / TOKENIZER).exists():
@@ -103,6 +117,7 @@ def public_recipe(run: Run) -> dict[str, Any]:
     content: dict[str, Any] = {
         key: run.content[key] for key in ("model", "recipe", "corpus", "plugins") if key in run.content
     }
+    content["model"] = {name: part for name, part in content["model"].items() if name != "adapters"}
     if trainings := public_records(run.trainings):
         content["trainings"] = [asdict(one) for one in trainings]
     for part, names in {"recipe": ("data", "tokenizer", "begin"), "corpus": ("name",)}.items():

@@ -5,7 +5,7 @@ env.json           versions and machine                        ema.safetensors  
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
 samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
-begin.safetensors  what it began with, if not with random weights
+begin.safetensors  what it began with, if not with random weights; base.safetensors  what its adapters adapt
 hashes.json        the sha256 of best.safetensors and remasker.safetensors
 """
 
@@ -54,6 +54,7 @@ from logosphere.pretrained import (
     read_spec,
     resolve_folder,
 )
+from logosphere.pretrained.adapters import BASE
 from logosphere.pretrained.hashes import check_file, find_weights, hash_files
 from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
 from logosphere.runs.metrics import read_metrics
@@ -129,7 +130,7 @@ class Run:
             }
             content: dict[str, Any] = {"model": spec.content(), "recipe": asdict(config), "corpus": source}
             if begun is not None:
-                _link_or_copy(begun.weights, draft / BEGIN)  # so that the run does not depend on its parent
+                _link_or_copy(begun.weights, draft / (BEGIN if spec.adapters is None else BASE))
                 content["begun"] = begun.content()
             if plugins := outside_parts(spec):
                 content["plugins"] = plugins

@@ -13,25 +13,25 @@ from typing import TypeVar
 import torch
 
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpora import is_named, open_corpus
 from logosphere.data.corpus import Corpus, Examples, Split, describe_size
-from logosphere.data.streaming import is_stream
-from logosphere.data.tokenizers import Tokenizer, WithEOS
-from logosphere.errors import UserError, quote_path, shorten
+from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER, check_folder, write_atomic
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
-from logosphere.origin import refuse
 from logosphere.parallel.lifetime import stop_signals
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained.hashes import write_hashed
-from logosphere.runs.budget import explain_unresumable, extend
+from logosphere.runs.adaptation import AdaptConfig
+from logosphere.runs.budget import explain_unresumable, extend, stopped_early
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.create import create_run_and_model, tokenizer_for
+from logosphere.runs.create import create_run_and_model
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
+from logosphere.runs.memory import can_predict, describe_memory, predict_memory
+from logosphere.runs.parents import check_autoregressive, open_parent
 from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
+from logosphere.runs.train_data import open_run_data, open_training_data
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.generate import generate
 from logosphere.systems import DEFAULT, preset_label
@@ -118,76 +118,23 @@ def resume_command(run: Run) -> str:
     return f"logosphere train --out {quote_path(run.path)} --resume"
 
 
-def create(config: TrainConfig, out: str | Path | None, display: Display = SILENT) -> tuple[Run, Corpus, Model]:
+def create(
+    config: TrainConfig, out: str | Path | None, display: Display = SILENT, adapt: AdaptConfig | None = None
+) -> tuple[Run, Corpus, Model]:
     """Open the data of a new training and create its run folder; the run, its data and its initial model."""
     if out is not None:
         check_folder(Path(out))
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} exists already; choose another --out, or continue the run in it with --resume.")
+    if adapt is not None and config.begin is not None:
+        check_autoregressive(open_parent(config.begin, display))  # before any data is opened
     if not config.data:
         raise UserError(f"The model in {config.begin} was imported or saved without a training; name a text by --data.")
-    corpus = open_with_display(config.data, tokenizer_for(config), display, config.column)
-    run, model = create_run_and_model(config, corpus, out or unused_path(config.system, config.data))
+    config, corpus = open_training_data(config, display)
+    run, model = create_run_and_model(config, corpus, out or unused_path(config.system, config.data), adapt)
+    if config.begin is not None and can_predict(model):
+        display.log(describe_memory(predict_memory(model, run.config)))
     return run, corpus, model
-
-
-def open_again(run: Run, config: TrainConfig, display: Display = SILENT) -> Corpus:
-    """The data of a run that another process has created."""
-    if is_stream(config.data):  # a stream has no cache that processes could share
-        return open_run_data(run, display)
-    return open_with_display(config.data, tokenizer_for(config), display, run.config.column)
-
-
-def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, column: str = "") -> Corpus:
-    """The data of a run, or other data, in its tokens; its own column of text is read unless another is named."""
-    if not (data or run.config.data):
-        raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
-    if data not in (None, run.config.data):
-        return end_by_checkpoint(open_with_display(data, run.tokenizer, display, column), run)
-    if data is None and not run.trusted and not is_named(run.config.data):
-        raise refuse(run.path, f"names the data {shorten(run.config.data)}; name a text with --data")
-    try:
-        return open_with_display(run.config.data, run.tokenizer, display, column or run.config.column)
-    except UserError as problem:
-        raise UserError(
-            f"The data of the run in {run.path} cannot be opened: {str(problem).rstrip('.')}. Restore them, or name a "
-            "text with --data where a command has it."
-        ) from None
-
-
-def end_by_checkpoint(corpus: Corpus, run: Run) -> Corpus:
-    """Separate texts for a published model: they end with its own token, since its vocabulary cannot have one more."""
-    made, end = corpus.tokenizer, run.spec.special_token("eos")
-    if (
-        run.spec.published is None
-        or not isinstance(made, WithEOS)
-        or made.inner.fingerprint != run.tokenizer.fingerprint
-    ):
-        return corpus
-    if end is None:
-        raise UserError(
-            f"The texts of {corpus.name} differ in length, and the checkpoint of this model names no token that ends a "
-            "text; use a running text."
-        )
-
-    def ended(split: Split) -> Split:
-        return replace(split, eos=end) if isinstance(split, Examples) else split
-
-    train, valid, test = ended(corpus.train), ended(corpus.valid), ended(corpus.test)
-    return replace(corpus, tokenizer=run.tokenizer, train=train, valid=valid, test=test)
-
-
-def open_with_display(source: str, tokenizer: str | Tokenizer, display: Display, column: str = "") -> Corpus:
-    """Open a corpus and show the progress of preparing it."""
-    with display.bar(source) as bar:
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage == "rebuilding a damaged cache":
-                display.log("The cached tokens of this text were damaged and are rebuilt.")
-            amount = f"  {done / 1e6:.1f} of {total / 1e6:.1f} MB" if stage.startswith("downloading") else ""
-            bar.update(done / total if total else 0.0, stage + amount)
-
-        return open_corpus(source, tokenizer, report=show, column=column, notify=display.log)
 
 
 def run_to_end(
@@ -221,7 +168,13 @@ def run_to_end(
                     display.log(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    stopped = isinstance(event, Saved) and done < 1
+    ended_early = stopped_early(run)
+    if ended_early:
+        display.log(
+            f"The bound has not improved in {run.config.patience} validations, so the training ends at step {step:,}; "
+            "its best weights are used with --weights best."
+        )
+    stopped = isinstance(event, Saved) and done < 1 and not ended_early
     return Outcome(run, step, report, stopped=stopped, interrupted=interrupts.requested)
 
 

@@ -33,6 +33,7 @@ from logosphere.io import (
     write_json,
     write_tensors,
 )
+from logosphere.networks.published.lora import frozen_names, trained_state
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 from logosphere.untrusted import read_object
@@ -96,7 +97,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 def _write(draft: Path, trainer: Trainer, extra: dict[str, object]) -> None:
     model, ema = trainer.model, trainer.ema
-    write_tensors(draft / "model.safetensors", model.state_dict())
+    write_tensors(draft / "model.safetensors", trained_state(model))
     if ema is not None:
         write_tensors(draft / "ema.safetensors", ema.tensors(model))
     write_tensors(draft / "optimizer.safetensors", _moments(trainer))
@@ -217,12 +218,12 @@ def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
     average = None if trainer.ema is None else read(EMA_WEIGHTS)
     weights, moments = read(WEIGHTS), read("optimizer.safetensors")
     rest = restore_counts(path, trainer)
-    model, ema = trainer.model, trainer.ema
+    model, ema, frozen = trainer.model, trainer.ema, frozen_names(trainer.model)
     if ema is not None and average is not None:
         # The averaged weights are loaded through the model, whose names they have; the live weights follow.
-        load_strict(model, average, path / EMA_WEIGHTS)
+        load_strict(model, average, path / EMA_WEIGHTS, absent=frozen)
         ema.shadow = [p.detach().clone() for p in ema.live]
-    load_strict(model, weights, path / WEIGHTS)
+    load_strict(model, weights, path / WEIGHTS, absent=frozen)
     _restore_moments(trainer, moments, path)
     return rest
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.precision import autocast_to, find_precision
+from logosphere.networks.published.lora import trained_state
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise, Noise
@@ -170,7 +171,7 @@ class EMA:
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:
         """The state of the module as it would be with averaged weights."""
         with self.applied():
-            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+            return {name: tensor.detach().clone() for name, tensor in trained_state(module).items()}
 
 
 class Objective(ABC):

@@ -23,12 +23,13 @@ from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.io import is_written_here
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.create import config_from_parent, create_run
+from logosphere.runs.create import create_run
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.loop import Saved, run_training
+from logosphere.runs.parents import config_from_parent
 from logosphere.runs.run import Run
 from logosphere.runs.settings import EvaluateConfig
-from logosphere.runs.train import open_run_data
+from logosphere.runs.train_data import open_run_data
 from logosphere.studio.models import StudioModel
 from logosphere.training.checkpoint import latest, load_checkpoint, newest, save_checkpoint
 from logosphere.training.optimizer import OptimizerConfig

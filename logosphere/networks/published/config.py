@@ -30,7 +30,9 @@ class PublishedConfig:
     positions: int
     """Positions that the network was trained with, at most."""
     mask_id: int | None = None
-    """The row of the mask; None for uniform noise and for autoregressive models."""
+    """The row of the mask; None for uniform noise, for autoregressive models, and where it is no row of the table."""
+    mask_vector: bool = False
+    """The mask has a vector of its own, not a row of the table: in networks adapted from autoregressive ones."""
     shift: bool = False
     """The output at position i - 1 answers position i, as in models that began as autoregressive ones; position 0 has
     no answer of its own, so it must be given."""
@@ -50,6 +52,8 @@ class PublishedConfig:
     """Width of the embedded σ or t of DDiT."""
     permutation: tuple[int, ...] = ()
     """Row of the checkpoint for each token, where its alphabet is in another order; empty: the same order."""
+    anneal: float = 0.0
+    """Fraction of a training in which the attention of a network that was causal opens; 0: it is open at once."""
 
     def __post_init__(self) -> None:
         for name, choices in (("layout", LAYOUTS), ("reads", READS), ("attention", ATTENTION)):
@@ -63,6 +67,13 @@ class PublishedConfig:
             raise UserError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values evenly.")
         if self.mask_id is not None and not 0 <= self.mask_id < self.rows:
             raise UserError(f"mask_id must be a row of the table, from 0 to {self.rows - 1}, not {self.mask_id}.")
+        if not isinstance(self.anneal, int | float) or not 0 <= self.anneal <= 1:
+            raise UserError(f"anneal must be a fraction of the training, from 0 to 1, not {shorten(self.anneal)}.")
+
+    @property
+    def mask_input(self) -> int | None:
+        """The id that the network reads for a mask: a row of the table, or the one after the last."""
+        return self.rows if self.mask_vector else self.mask_id
 
     def to_dict(self) -> dict[str, Any]:
         """For recipe.json."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from logosphere.networks.attention import KVCache, attend
 from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.embedding import token_embedding
 from logosphere.types import Bool, Float, Int64
 
 FEATURES = 256
@@ -44,15 +45,17 @@ def inverse_frequencies(head_width: int, base: float, like: Tensor, dtype: torch
 
 
 def rotary_angles(
-    positions: Int64[Tensor, " M"], head_width: int, base: float, dtype: torch.dtype
-) -> tuple[Float[Tensor, "M n"], Float[Tensor, "M n"]]:
+    positions: Int64[Tensor, "... M"], head_width: int, base: float, dtype: torch.dtype
+) -> tuple[Float[Tensor, "... M n"], Float[Tensor, "... M n"]]:
     """cos and sin of position × frequency (Su et al. 2021); no buffers, which a cast of the weights would round."""
-    angles = positions.to(dtype)[:, None] * inverse_frequencies(head_width, base, positions, dtype)
+    angles = positions.to(dtype)[..., None] * inverse_frequencies(head_width, base, positions, dtype)
+    if positions.dim() == 2:  # of each sequence; all heads share them
+        angles = angles[:, None]
     return angles.cos(), angles.sin()
 
 
 def rotate_halves(
-    x: Float[Tensor, "B H M h"], rotation: tuple[Float[Tensor, "M n"], Float[Tensor, "M n"]]
+    x: Float[Tensor, "B H M h"], rotation: tuple[Float[Tensor, "... M n"], Float[Tensor, "... M n"]]
 ) -> Float[Tensor, "B H M h"]:
     """(a, b) ↦ (a cos θ - b sin θ, b cos θ + a sin θ) for the halves a, b of the features of a head."""
     (cos, sin), (a, b) = rotation, x.chunk(2, -1)
@@ -89,7 +92,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B M D"],
         rotation: tuple[Tensor, Tensor],
-        mask: Bool[Tensor, "M N"] | None,
+        mask: Bool[Tensor, "... M N"] | None,
         causal: bool,
         cache: KVCache | None,
     ) -> Float[Tensor, "B M D"]:
@@ -119,7 +122,7 @@ class Block(nn.Module):
         x: Float[Tensor, "B M D"],
         c: Float[Tensor, "b m C"] | None,
         rotation: tuple[Tensor, Tensor],
-        mask: Bool[Tensor, "M N"] | None,
+        mask: Bool[Tensor, "... M N"] | None,
         causal: bool,
         cache: KVCache | None,
     ) -> Float[Tensor, "B M D"]:
@@ -146,7 +149,7 @@ class DDiT(PublishedNetwork):
         self.config, self.dropout = config, dropout
         width, condition = config.width, config.condition_width
         self.embedding: nn.Embedding | nn.Linear
-        self.embedding = nn.Linear(config.rows, width) if config.reads_states else nn.Embedding(config.rows, width)
+        self.embedding = nn.Linear(config.rows, width) if config.reads_states else token_embedding(config)
         modulated = config.modulated
         self.noise1 = nn.Linear(FEATURES, condition) if modulated else None
         self.noise2 = nn.Linear(condition, condition) if modulated else None
@@ -160,8 +163,8 @@ class DDiT(PublishedNetwork):
         inputs: Tensor,
         condition: Float[Tensor, "B M"] | None,
         *,
-        positions: Int64[Tensor, " M"] | None = None,
-        mask: Bool[Tensor, "M N"] | None = None,
+        positions: Int64[Tensor, "... M"] | None = None,
+        mask: Bool[Tensor, "... M N"] | None = None,
         causal: bool = False,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "B M D"]:
@@ -174,7 +177,7 @@ class DDiT(PublishedNetwork):
         rotation = rotary_angles(positions, self.config.head_width, self.config.rotary_base, dtype)
         c = self.embed_condition(condition, inputs)
         for index, block in enumerate(self.blocks):
-            x = block(x, c, rotation, mask, causal, caches[index] if caches else None)
+            x = self.run_block(block, x, c, rotation, mask, causal, caches[index] if caches else None)
         x = self.norm(x)
         if self.modulation is not None and c is not None:
             shift, scale = self.modulation(c).chunk(2, -1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from logosphere.networks.attention import KVCache
 from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.embedding import token_embedding
 from logosphere.networks.published.llama import attend_grouped, causal_mask
 from logosphere.types import Bool, Float, Int64
 
@@ -27,7 +28,7 @@ class GPT2Block(nn.Module):
         self.up, self.down = nn.Linear(D, config.inner), nn.Linear(config.inner, D)
 
     def forward(
-        self, x: Float[Tensor, "B M D"], mask: Bool[Tensor, "M N"] | None, causal: bool, cache: KVCache | None
+        self, x: Float[Tensor, "B M D"], mask: Bool[Tensor, "... M N"] | None, causal: bool, cache: KVCache | None
     ) -> Float[Tensor, "B M D"]:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
@@ -42,7 +43,7 @@ class GPT2(PublishedNetwork):
     def __init__(self, config: PublishedConfig):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.rows, config.width)
+        self.embed = token_embedding(config)
         self.position = nn.Embedding(config.positions, config.width)
         self.blocks = nn.ModuleList(GPT2Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, config.eps)
@@ -53,8 +54,8 @@ class GPT2(PublishedNetwork):
         inputs: Tensor,
         condition: Float[Tensor, "B M"] | None,
         *,
-        positions: Int64[Tensor, " M"] | None = None,
-        mask: Bool[Tensor, "M N"] | None = None,
+        positions: Int64[Tensor, "... M"] | None = None,
+        mask: Bool[Tensor, "... M N"] | None = None,
         causal: bool = False,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "B M D"]:
@@ -64,7 +65,7 @@ class GPT2(PublishedNetwork):
             mask = causal_mask(M, filled + M, inputs.device)
         x = self.embed(inputs) + self.position(positions)
         for i, block in enumerate(self.blocks):
-            x = block(x, mask, causal, None if caches is None else caches[i])
+            x = self.run_block(block, x, mask, causal, None if caches is None else caches[i])
         return self.norm(x)
 
     def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:

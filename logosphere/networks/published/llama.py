@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from logosphere.networks.attention import KVCache
 from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.embedding import token_embedding
 from logosphere.types import Bool, Float, Int64
 
 
@@ -34,16 +35,18 @@ def rotary_frequencies(head_width: int, base: float) -> Float[Tensor, " p"]:
 
 
 def rotary_tables(
-    positions: Int64[Tensor, " M"], head_width: int, base: float
-) -> tuple[Float[Tensor, "M h"], Float[Tensor, "M h"]]:
+    positions: Int64[Tensor, "... M"], head_width: int, base: float
+) -> tuple[Float[Tensor, "... M h"], Float[Tensor, "... M h"]]:
     """cos and sin of position × frequency in float32; bfloat16 would be wrong by up to 0.5 rad at position 1,024."""
-    angles = positions[:, None].float() * rotary_frequencies(head_width, base).to(positions.device)
-    angles = torch.cat([angles, angles], 1)
+    angles = positions[..., None].float() * rotary_frequencies(head_width, base).to(positions.device)
+    angles = torch.cat([angles, angles], -1)
+    if positions.dim() == 2:  # of each sequence; all heads share them
+        angles = angles[:, None]
     return angles.cos(), angles.sin()
 
 
 def rotate_halves(
-    x: Float[Tensor, "B H M h"], tables: tuple[Float[Tensor, "M h"], Float[Tensor, "M h"]]
+    x: Float[Tensor, "B H M h"], tables: tuple[Float[Tensor, "... M h"], Float[Tensor, "... M h"]]
 ) -> Float[Tensor, "B H M h"]:
     """Rotate the pairs (i, i + h/2) of each head by the angles of their position, in float32."""
     left, right = x.float().chunk(2, -1)
@@ -54,7 +57,7 @@ def attend_grouped(
     q: Float[Tensor, "B H M h"],
     k: Float[Tensor, "B K N h"],
     v: Float[Tensor, "B K N h"],
-    mask: Bool[Tensor, "M N"] | None,
+    mask: Bool[Tensor, "... M N"] | None,
     causal: bool,
 ) -> Float[Tensor, "B M D"]:
     """softmax(q kᵀ / √h) v, where each head of keys and values serves H/K heads of queries (Ainslie et al. 2023)."""
@@ -93,7 +96,7 @@ class LlamaBlock(nn.Module):
         self,
         x: Float[Tensor, "B M D"],
         tables: tuple[Tensor, Tensor],
-        mask: Bool[Tensor, "M N"] | None,
+        mask: Bool[Tensor, "... M N"] | None,
         causal: bool,
         cache: KVCache | None,
     ) -> Float[Tensor, "B M D"]:
@@ -115,7 +118,7 @@ class Llama(PublishedNetwork):
     def __init__(self, config: PublishedConfig):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.rows, config.width)
+        self.embed = token_embedding(config)
         self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.depth))
         self.norm = RMSNorm(config.width, config.eps)
         self.out = None if config.tied else nn.Linear(config.width, config.rows, bias=False)
@@ -125,8 +128,8 @@ class Llama(PublishedNetwork):
         inputs: Tensor,
         condition: Float[Tensor, "B M"] | None,
         *,
-        positions: Int64[Tensor, " M"] | None = None,
-        mask: Bool[Tensor, "M N"] | None = None,
+        positions: Int64[Tensor, "... M"] | None = None,
+        mask: Bool[Tensor, "... M N"] | None = None,
         causal: bool = False,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "B M D"]:
@@ -137,7 +140,7 @@ class Llama(PublishedNetwork):
         tables = rotary_tables(positions, self.config.head_width, self.config.rotary_base)
         x = self.embed(inputs)
         for i, block in enumerate(self.blocks):
-            x = block(x, tables, mask, causal, None if caches is None else caches[i])
+            x = self.run_block(block, x, tables, mask, causal, None if caches is None else caches[i])
         return self.norm(x)
 
     def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
