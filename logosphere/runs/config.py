@@ -41,7 +41,7 @@ class TrainConfig:
     """The column that holds the text of a table (.csv, .tsv, JSON, .parquet) or of a dataset of the hub; without it
     the only one that looks like text."""
     tokenizer: str = "auto"
-    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, minilm:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
     """Which positions are known in training: unconditional, continuation, infilling, or varied (lengths)."""
     length: int = 128

@@ -1,5 +1,6 @@
 """New runs: the initial model of a configuration, warm starts from another run, and the run folder."""
 
+import json
 import math
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
@@ -29,6 +30,9 @@ from logosphere.runs.run import BEGIN, Run
 from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
+from logosphere.systems.latent import default_encoder
+from logosphere.systems.latent_defaults import NAMED, PROSE, VOCABULARY
+from logosphere.systems.registry import complete_options
 from logosphere.training.checkpoint import latest
 
 FREE = {"dropout", "block", "any_order_fraction"}
@@ -57,6 +61,21 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
     return Run.create(path, resolve_precision(record_column(config, corpus)), model.spec, corpus, parent), model
+
+
+def complete_config(config: TrainConfig, corpus: Corpus) -> tuple[TrainConfig, str]:
+    """The configuration with options that depend on the tokenizer and on installed packages, and a remark about them.
+
+    A training that continues another has the options of that one.
+    """
+    if config.begin is not None:
+        return config, ""
+    own = config.system_options()
+    completed, remark = complete_options(config.system, own, corpus.tokenizer.describe(), config.preset)
+    added = {name: value for name, value in completed.items() if name not in own or own[name] != value}
+    kept = [word for word in config.options if word.partition("=")[0] not in added]
+    words = (*kept, *(f"{name}={json.dumps(value)}" for name, value in added.items()))
+    return replace(config, options=words), remark
 
 
 def record_column(config: TrainConfig, corpus: Corpus) -> TrainConfig:
@@ -185,8 +204,14 @@ def config_from_parent(name: str) -> TrainConfig:
 
 
 def tokenizer_for(config: TrainConfig) -> str | Tokenizer:
-    """The parent's own tokenizer, unless another is requested: a new one would number its tokens differently."""
+    """The parent's own tokenizer, unless another is requested: a new one would number its tokens differently.
+
+    Of a system with a pretrained encoder, on a corpus of English, auto is the tokenizer of the encoder.
+    """
     if config.begin is None:
+        if config.tokenizer == "auto" and config.data in PROSE:
+            encoder = default_encoder(config.system, config.system_options(), config.preset)
+            return f"{encoder}:{VOCABULARY}" if encoder in NAMED else config.tokenizer
         return config.tokenizer
     parent = Run(config.begin)
     return parent.tokenizer if config.tokenizer in ("auto", parent.config.tokenizer) else config.tokenizer

@@ -27,7 +27,7 @@ from logosphere.parallel.lifetime import stop_signals
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.runs.budget import explain_unresumable, extend
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.create import create_run_and_model, tokenizer_for
+from logosphere.runs.create import complete_config, create_run_and_model, tokenizer_for
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
@@ -125,7 +125,13 @@ def create(config: TrainConfig, out: str | Path | None, display: Display = SILEN
         raise UserError(f"{out} exists already; choose another --out, or continue the run in it with --resume.")
     if not config.data:
         raise UserError(f"The model in {config.begin} was imported or saved without a training; name a text by --data.")
-    corpus = open_with_display(config.data, tokenizer_for(config), display, config.column)
+    tokenizer = tokenizer_for(config)
+    corpus = open_with_display(config.data, tokenizer, display, config.column)
+    if isinstance(tokenizer, str):
+        config = replace(config, tokenizer=tokenizer)  # auto may depend on what is installed
+    config, remark = complete_config(config, corpus)
+    if remark:
+        display.log(f"{config.system}: {remark}")
     run, model = create_run_and_model(config, corpus, out or unused_path(config.system, config.data))
     return run, corpus, model
 
