@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import logosphere as ls
 from logosphere.autoencoders import pretrained
-from logosphere.autoencoders.encoders import CacheOrigin, FrozenEncoder, StateCache, cached_states
 from logosphere.autoencoders.bert import Bert, load_bert, published_name
+from logosphere.autoencoders.encoders import CacheOrigin, FrozenEncoder, StateCache, cached_states
 from logosphere.autoencoders.pretrained import (
     PretrainedEncoder,
     add_special_tokens,

@@ -1,4 +1,4 @@
-"""Encoders of the BERT and MPNet families: their layers and weights in the published names, from config.json and safetensors.
+"""Encoders of the BERT and MPNet families, read from a folder with config.json and model.safetensors.
 
 Only the part that computes hidden states is implemented (Devlin et al. 2018; Song et al. 2020).
 """
@@ -18,6 +18,7 @@ from logosphere.untrusted import read_regular
 
 MAX_CONFIG, MAX_DEPTH, MAX_SIZE = 1 << 20, 256, 1 << 24
 """Bytes of a config.json, and its numbers of layers and of anything else, at most."""
+
 
 class BertLayer(nn.Module):
     """Self-attention, then a feed-forward layer, each with a residual connection and LayerNorm after it."""
@@ -70,7 +71,11 @@ class MPNet(nn.Module):
 
     def __init__(self, config: dict[str, Any]):
         super().__init__()
-        width, epsilon, heads = int(config["hidden_size"]), float(config["layer_norm_eps"]), int(config["num_attention_heads"])
+        width, epsilon, heads = (
+            int(config["hidden_size"]),
+            float(config["layer_norm_eps"]),
+            int(config["num_attention_heads"]),
+        )
         self.width, self.depth = width, int(config["num_hidden_layers"])
         rows, self.buckets = int(config["max_position_embeddings"]), int(config["relative_attention_num_buckets"])
         self.vocab_size, self.max_length = int(config["vocab_size"]), rows - self.FIRST_POSITION
@@ -90,7 +95,7 @@ class MPNet(nn.Module):
 
 
 def relative_buckets(count: int, buckets: int, farthest: int) -> Int64[Tensor, "M M"]:
-    """The bucket of key j for query i (Raffel et al. 2020): half of them for j > i; near ones exact, others in log steps."""
+    """The bucket of key j for query i (Raffel et al. 2020): half of them for j > i; far ones in steps of log |j - i|."""
     offset = torch.arange(count) - torch.arange(count)[:, None]
     half, distance = buckets // 2, offset.abs()
     exact = half // 2

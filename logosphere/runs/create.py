@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from logosphere.data.batches import find_task, train_batches
 from logosphere.data.columns import TEXT_COLUMN
 from logosphere.data.corpora import is_named
 from logosphere.data.corpus import Corpus, Examples, check_length
+from logosphere.data.tokenizer_registry import tokenizer_from_description
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.io import file_sha256, load_strict, read_tensors
@@ -27,6 +29,7 @@ from logosphere.origin import check_encoder
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, Run
+from logosphere.runs.stage_budgets import check_stages
 from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
@@ -34,6 +37,8 @@ from logosphere.systems.latent import default_encoder
 from logosphere.systems.latent_defaults import NAMED, PROSE, VOCABULARY
 from logosphere.systems.registry import complete_options
 from logosphere.training.checkpoint import latest
+from logosphere.training.stages import CARD as AUTOENCODER_CARD
+from logosphere.training.stages import check_autoencoder, load_autoencoder, read_autoencoder
 
 FREE = {"dropout", "block", "any_order_fraction"}
 """Options that may differ from the parent: networks of whole sequences and of blocks can have the same weights, which
@@ -60,7 +65,13 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
-    return Run.create(path, resolve_precision(record_column(config, corpus)), model.spec, corpus, parent), model
+    check_stages(model, config)
+    trained = None if config.autoencoder is None else load_autoencoder(model, config.autoencoder)
+    run = Run.create(path, resolve_precision(record_column(config, corpus)), model.spec, corpus, parent)
+    if trained is not None:  # so that the run does not depend on the place of the autoencoder
+        for file in (trained.weights, trained.folder / AUTOENCODER_CARD):
+            shutil.copy2(file, run.path / file.name)
+    return run, model
 
 
 def complete_config(config: TrainConfig, corpus: Corpus) -> tuple[TrainConfig, str]:
@@ -71,11 +82,30 @@ def complete_config(config: TrainConfig, corpus: Corpus) -> tuple[TrainConfig, s
     if config.begin is not None:
         return config, ""
     own = config.system_options()
+    if config.autoencoder is not None:
+        return _with_autoencoder(config, corpus, own)
     completed, remark = complete_options(config.system, own, corpus.tokenizer.describe(), config.preset)
     added = {name: value for name, value in completed.items() if name not in own or own[name] != value}
     kept = [word for word in config.options if word.partition("=")[0] not in added]
     words = (*kept, *(f"{name}={json.dumps(value)}" for name, value in added.items()))
     return replace(config, options=words), remark
+
+
+def _with_autoencoder(config: TrainConfig, corpus: Corpus, own: dict[str, Any]) -> tuple[TrainConfig, str]:
+    """The configuration with the options of a trained autoencoder."""
+    found = read_autoencoder(str(config.autoencoder))
+    size = (corpus.tokenizer.size, config.length)
+    if found.tokenizer is not None and corpus.tokenizer.describe() != found.tokenizer:
+        raise UserError(
+            f"The autoencoder in {found.folder} was trained with another tokenizer than {corpus.tokenizer.name} of "
+            f"{size[0]:,} tokens; leave out --tokenizer to have its own."
+        )
+    check_autoencoder(found, config.system, own, size)
+    check_encoder(
+        {name: value for name, value in found.options.items() if name not in own}, found.folder, trusted=False
+    )
+    words = tuple(f"{name}={json.dumps(value)}" for name, value in found.options.items() if name not in own)
+    return replace(config, options=(*config.options, *words)), f"the autoencoder is that of {found.folder}"
 
 
 def record_column(config: TrainConfig, corpus: Corpus) -> TrainConfig:
@@ -170,6 +200,8 @@ def initial_model(run: Run, corpus: Corpus) -> Model:
         begun = run.content.get("begun")
         sha256 = begun.get("weights_sha256") if isinstance(begun, dict) else None
         load_strict(model, read_tensors(run.path / BEGIN, sha256), run.path / BEGIN)
+    if run.config.autoencoder is not None and latest(run.state) is None:
+        load_autoencoder(model, run.path if (run.path / AUTOENCODER_CARD).exists() else run.config.autoencoder)
     return model
 
 
@@ -209,6 +241,9 @@ def tokenizer_for(config: TrainConfig) -> str | Tokenizer:
     Of a system with a pretrained encoder, on a corpus of English, auto is the tokenizer of the encoder.
     """
     if config.begin is None:
+        if config.tokenizer == "auto" and config.autoencoder is not None:
+            own = read_autoencoder(config.autoencoder).tokenizer
+            return config.tokenizer if own is None else tokenizer_from_description(own)
         if config.tokenizer == "auto" and config.data in PROSE:
             encoder = default_encoder(config.system, config.system_options(), config.preset)
             return f"{encoder}:{VOCABULARY}" if encoder in NAMED else config.tokenizer

@@ -28,7 +28,7 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.runs.budget import explain_unresumable, extend
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import complete_config, create_run_and_model, tokenizer_for
-from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
+from logosphere.runs.loop import AutoencoderTrained, Event, Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
@@ -224,6 +224,9 @@ def run_to_end(
                 case Validated():
                     report, step = event.report, event.step
                     display.log(f"step {event.step:>7,}  validation {report}")
+                case AutoencoderTrained():
+                    spent = f"{event.cpu_seconds / 60:.1f} CPU minutes"
+                    display.log(f"step {event.step:>7,}  autoencoder trained in {spent}: {event.reached}")
                 case Saved():
                     step = event.step
     stopped = isinstance(event, Saved) and done < 1

@@ -75,6 +75,10 @@ class LatentSettings:
     """The encoder's id of each token, for vocabularies that are a part of the encoder's."""
     autoencoder_depth: int = 2
     """Blocks of the encoder and of the decoder that are trained."""
+    autoencoder_width: int | None = None
+    """Their width; None: that of the network."""
+    autoencoder_heads: int | None = None
+    """Their attention heads; None: those of the network."""
     local_skip: bool = False
     """A linear map of each latent's own tokens around the compressor, and back around the decompressor."""
     predicts: str = "x0"
@@ -168,8 +172,9 @@ def build_latent(vocab_size: int, length: int, network: NetworkConfig | None, se
 
 def _autoencoder(vocab_size: int, length: int, network: NetworkConfig, settings: LatentSettings) -> TextAutoencoder:
     size = replace(
-        network, depth=settings.autoencoder_depth, decoder_depth=None, labels=0, source=0, signal=0, dropout=0.0
-    )
+        network, depth=settings.autoencoder_depth, decoder_depth=None, labels=0, source=0, signal=0, dropout=0.0,
+        width=settings.autoencoder_width or network.width, heads=settings.autoencoder_heads or network.heads,
+    )  # fmt: skip
     reader: TokenEncoder = TransformerEncoder(vocab_size, length, size)
     if settings.encoder not in (None, SCRATCH):
         encoder = encoder_by_name(str(settings.encoder), settings.layer)

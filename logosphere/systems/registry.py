@@ -10,7 +10,7 @@ of that system, aspect by aspect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
