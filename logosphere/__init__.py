@@ -23,6 +23,8 @@ _LAZY = {
     "register_network": "logosphere.networks.registry:register_network",
     "SystemInfo": "logosphere.systems.registry:SystemInfo",
     "register_system": "logosphere.systems.registry:register",
+    "save_autoencoder": "logosphere.training.stages:save_autoencoder",
+    "load_autoencoder": "logosphere.training.stages:load_autoencoder",
     "TimeGrid": "logosphere.sampling.loop:TimeGrid",
     "Plan": "logosphere.sampling.loop:TimeGrid",  # its former name
     "sample_loop": "logosphere.sampling.loop:sample_loop",

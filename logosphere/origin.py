@@ -23,6 +23,8 @@ KEY_BYTES = 32
 UNMARKED = (MARK, "format", "version")
 """Entries that the mark does not cover."""
 HUB = "hf:"
+PACKAGED = ("minilm", "mpnet", "scratch")
+"""Encoders that are no reference: they come in packages, or with the model."""
 
 
 def key_folder() -> Path:
@@ -49,10 +51,11 @@ def is_marked(content: Mapping[str, Any]) -> bool:
 
 
 def check_encoder(options: Mapping[str, Any], place: Path, *, trusted: bool) -> None:
-    """Raise UserError for an encoder that is fetched from the hub, named by a recipe that is not trusted."""
+    """Raise UserError for an encoder of the hub or in a folder, named by a recipe that is not trusted."""
     encoder = options.get("encoder")
-    if not trusted and isinstance(encoder, str) and encoder.startswith(HUB):
-        raise refuse(place, f"names the encoder {shorten(encoder)}, which is fetched from the hub")
+    if not trusted and isinstance(encoder, str) and encoder not in PACKAGED:
+        fetched = "which is fetched from the hub" if encoder.startswith(HUB) else "which would be read from there"
+        raise refuse(place, f"names the encoder {shorten(encoder)}, {fetched}")
 
 
 def refuse(place: Path, reference: str) -> UserError:

@@ -11,13 +11,12 @@ from safetensors.torch import save_file
 
 import logosphere as ls
 from logosphere.autoencoders import pretrained
+from logosphere.autoencoders.bert import Bert, load_bert, published_name
 from logosphere.autoencoders.encoders import CacheOrigin, FrozenEncoder, StateCache, cached_states
 from logosphere.autoencoders.pretrained import (
     PretrainedEncoder,
-    _published_name,
     add_special_tokens,
     embed_texts,
-    load_bert,
     load_encoder,
     load_word_pieces,
 )
@@ -31,13 +30,11 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small model in the published format."""
-    from logosphere.autoencoders.pretrained import Bert
-
     folder_path = tmp_path / "bert"
     folder_path.mkdir()
     (folder_path / "config.json").write_text(json.dumps(CONFIG))
     torch.manual_seed(1)
-    tensors = {_published_name(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
+    tensors = {published_name(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
     save_file(tensors, folder_path / "model.safetensors")
     monkeypatch.setattr(pretrained, "minilm_folder", lambda: folder_path)
     return folder_path

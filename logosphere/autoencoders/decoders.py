@@ -84,6 +84,18 @@ class LocalQueryInit(nn.Module):
         queries = self.map(parts).unflatten(2, (self.queries_each, -1)).flatten(1, 2)
         return F.pad(queries, (0, 0, 0, max(0, self.count - queries.shape[1])))[:, : self.count]
 
+    def init_orthogonal(self) -> None:
+        """Draw an orthogonal map, which keeps as much of what it projects as a linear map can."""
+        nn.init.orthogonal_(self.map.weight)
+        nn.init.zeros_(self.map.bias)
+
+    @torch.no_grad()
+    def init_transposed(self, other: "LocalQueryInit") -> None:
+        """The transpose of a map the other way, so that both together are a projection; outputs have its variance."""
+        weight = other.map.weight
+        if weight.shape == self.map.weight.shape[::-1]:
+            self.map.weight.copy_(weight.T * max(1.0, weight.shape[1] / weight.shape[0]) ** 0.5)
+
 
 class Perceiver(nn.Module):
     """`count` queries attend to `memory` vectors and to each other in every layer (Jaegle et al. 2021).
@@ -142,13 +154,24 @@ class ParallelDecoder(Decoder):
     """
 
     def __init__(
-        self, vocab_size: int, length: int, network: NetworkConfig, *, latents: int, features: int, state_width: int
+        self,
+        vocab_size: int,
+        length: int,
+        network: NetworkConfig,
+        *,
+        latents: int,
+        features: int,
+        state_width: int,
+        local_skip: bool = False,
     ):
         super().__init__()
-        self.decompress = None
+        self.decompress, self.skip = None, None
         if latents != length:
             self.decompress = Perceiver(network, memory=latents, memory_width=features, count=length)
             self.leave = nn.Linear(network.width, state_width)
+            if local_skip:
+                self.skip = LocalQueryInit(memory=latents, memory_width=features, count=length, width=state_width)
+                self.skip.init_orthogonal()
         self.enter = nn.Linear(state_width if latents != length else features, network.width)
         self.trunk = Backbone(network, length, reads_time=False)
         self.head = LinearHead(network.width, vocab_size)
@@ -158,6 +181,8 @@ class ParallelDecoder(Decoder):
 
     def _predict(self, z: State) -> DecoderOutput:
         states = z if self.decompress is None else self.leave(self.decompress(z))
+        if self.skip is not None:
+            states = states + self.skip(z)
         return DecoderOutput(self.head(self.trunk(self.enter(states))), states)
 
     def decode(self, z: State) -> Tokens:

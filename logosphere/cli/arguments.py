@@ -336,7 +336,7 @@ class Data(Arguments):
     column: str = ""
     """With get: the column of a table that holds its text."""
     tokenizer: str = "auto"
-    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, minilm:SIZE, or a tokenizer.json."""
     json: bool = False
     """Print as JSON."""
 

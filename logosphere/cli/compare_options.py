@@ -35,7 +35,8 @@ class Compare(Arguments):
     length: int | None = None
     """Tokens per sequence; without it as in the recipe."""
     tokenizer: str = ""
-    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json; without it as in the recipe."""
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, minilm:SIZE, or a tokenizer.json; without it as in the
+    recipe."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     budget: Annotated[Budget, Flat] = Budget()
     seeds: int = 1

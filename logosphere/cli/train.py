@@ -168,7 +168,15 @@ def _differences(argv: list[str], begun: TrainConfig) -> str:
     now = _settings(use_one_budget(parse_train_options(rest, default).config, rest))
     then = _settings(begun)
     changed = [key for key in then if now[key] != then[key] and key not in BUDGETS]
+    if set(_options(now)) <= set(_options(then)):  # a run has further options, which were resolved when it began
+        changed = [key for key in changed if key != "options"]
     return ", ".join(f"--{key.replace('_', '-')} {_format(then[key])}, not {_format(now[key])}" for key in changed[:3])
+
+
+def _options(settings: dict[str, object]) -> tuple[str, ...]:
+    options = settings["options"]
+    assert isinstance(options, tuple)
+    return options
 
 
 def _settings(config: TrainConfig) -> dict[str, object]:

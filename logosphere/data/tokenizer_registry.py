@@ -167,12 +167,26 @@ def _check_size(kind: str, size: int, least: int) -> None:
         raise UserError(f"A {kind} vocabulary has {least} to {MAX_VOCABULARY} tokens, not {size}; write {kind}:8000.")
 
 
-TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE")
+def _frequent_pieces(encoder: str) -> Callable[[Iterable[str], int], Tokenizer]:
+    """Tokenizers of the word pieces of a pretrained encoder that are most frequent in some texts."""
+
+    def make(texts: Iterable[str], size: int) -> Tokenizer:
+        from logosphere.autoencoders.pretrained import encoder_tokenizer, reduce_vocabulary  # needs torch
+
+        reduced = reduce_vocabulary(encoder_tokenizer(encoder), texts, size)
+        return SubwordTokenizer.from_json(reduced.tokenizer, encoder)
+
+    return make
+
+
+TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE", "minilm:SIZE", "mpnet:SIZE")
 MAX_CHARACTERS = 128
 """The largest alphabet for which 'auto' takes characters rather than bytes."""
 _TRAINERS: dict[str, Callable[[Iterable[str], int], Tokenizer]] = {
     "bpe": SubwordTokenizer.train_bpe,
     "wordpiece": SubwordTokenizer.train_wordpiece,
+    "minilm": _frequent_pieces("minilm"),
+    "mpnet": _frequent_pieces("mpnet"),
 }
 
 
@@ -192,7 +206,8 @@ def choose_tokenizer(tokenizer: str | Tokenizer, alphabet: str) -> TokenizerChoi
 def make_tokenizer(tokenizer: object, texts: Sequence[str] = (), *, end: bool = False) -> Tokenizer:
     """A tokenizer by its name: text8, byte, the path of a tokenizer.json, or one that is made from `texts`.
 
-    Made from texts are characters (all that occur), auto, bpe:SIZE and wordpiece:SIZE. Tokenizers of the libraries
+    Made from texts are characters (all that occur), auto, bpe:SIZE, wordpiece:SIZE, and minilm:SIZE or mpnet:SIZE,
+    the most frequent word pieces of that encoder. Tokenizers of the libraries
     `tokenizers` and `transformers` are converted. With `end` there is one more token, which ends a text and pads it.
     """
     if isinstance(tokenizer, Tokenizer):

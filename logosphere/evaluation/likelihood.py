@@ -230,6 +230,15 @@ class Reconstruction:
     """Fraction of sequences reconstructed exactly."""
     nats: dict[str, float]
     """-log p(text | latents) per token: own latents, another text's (shuffled), the batch mean, and noise (random)."""
+    error: float = 0.0
+    """Standard error of the accuracy, over texts."""
+    sequences: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.accuracy:.2%} ± {self.error:.2%} of the tokens and {self.exact_match:.1%} of {self.sequences} "
+            "held-out texts reconstructed"
+        )
 
 
 @torch.no_grad()
@@ -261,7 +270,12 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
         raise UserError("There is nothing to evaluate: the data holds no batch.")
     agree, counts = torch.cat(matches), torch.cat(counted)
     means = {name: float(torch.cat(parts).sum() / counts.sum()) for name, parts in nats.items()}
-    return Reconstruction(float(agree[counts].float().mean()), float((agree | ~counts).all(1).float().mean()), means)
+    accuracy = float(agree[counts].float().mean())
+    # Of a ratio of sums over texts: the standard error of Σ correct / Σ counted (linearised).
+    residual = ((agree & counts).sum(1) - accuracy * counts.sum(1)).double()
+    error = float(residual.square().sum().sqrt() / counts.sum())
+    exact = float((agree | ~counts).all(1).float().mean())
+    return Reconstruction(accuracy, exact, means, error, len(agree))
 
 
 def _counted_positions(batch: Batch) -> Bool[Tensor, "B L"]:

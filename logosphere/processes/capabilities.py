@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from logosphere.codecs.base import Autoencoder
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
 
@@ -69,6 +70,16 @@ class LearnedForward(ABC):
 
 class AutoencoderStage(ABC):
     """A codec that is trained before the path."""
+
+    codec: Autoencoder
+    stage_one: float
+    """The fraction of the training that is its own."""
+    joint: bool
+    """Whether the codec is trained together with the path, during all of the training."""
+    progress: Tensor
+    """The completed fraction of the training."""
+    recon_ema: Tensor
+    """The running mean of the reconstruction loss, and the number of its updates."""
 
     @property
     @abstractmethod

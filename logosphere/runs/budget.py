@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from logosphere.errors import UserError, plural, quote_path
 from logosphere.io import RECIPE, WEIGHTS, write_recipe
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
+from logosphere.runs.stage_budgets import Elapsed
 from logosphere.training.checkpoint import latest, newest
 from logosphere.untrusted import read_object
 
@@ -20,7 +20,7 @@ def used(run: Run) -> tuple[Elapsed, int] | None:
         return None
     try:
         state = read_object(checkpoint / "state.json")
-        return Elapsed(float(state["seconds"]), float(state["cpu_seconds"])), int(state["step"])
+        return Elapsed.read(state), int(state["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{checkpoint / 'state.json'} is missing or damaged; restore it from a copy.") from None
 

@@ -41,7 +41,7 @@ class TrainConfig:
     """The column that holds the text of a table (.csv, .tsv, JSON, .parquet) or of a dataset of the hub; without it
     the only one that looks like text."""
     tokenizer: str = "auto"
-    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, minilm:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
     """Which positions are known in training: unconditional, continuation, infilling, varied (lengths), or answers:
     the source of each pair of pairs:FILE is a prompt before the text, and only the text is corrupted and counted."""
@@ -61,6 +61,11 @@ class TrainConfig:
     """Wall-clock minutes to train, instead of steps."""
     cpu_minutes: float | None = None
     """Minutes of processor time to train, instead of steps; independent of the load of the machine."""
+    stage_one_minutes: float | None = None
+    """Minutes of processor time for the autoencoder of a latent system, before the budget above, which is then that of
+    the diffusion alone; None: a fraction of the budget (autoencoder_fraction)."""
+    autoencoder: str | None = None
+    """The folder of a trained autoencoder (autoencoder.json), such as another run's, in place of the first stage."""
     cond_dropout: float = 0.1
     """Fraction of training sequences whose condition (label, source or signal) is dropped, which guidance needs."""
     ema: float = 0.999
@@ -106,7 +111,9 @@ class TrainConfig:
             raise UserError("The length of the training is missing: give --steps N, --minutes M or --cpu-minutes M.")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"The number of steps must be at least 1, not {self.steps}.")
-        for minutes in (self.minutes, self.cpu_minutes):
+        if self.autoencoder is not None and self.stage_one_minutes is not None:
+            raise UserError("A trained autoencoder (--autoencoder) has no first stage; leave out --stage-one-minutes.")
+        for minutes in (self.minutes, self.cpu_minutes, self.stage_one_minutes):
             if minutes is not None and minutes <= 0:
                 raise UserError(f"The time to train must be above 0 minutes, not {minutes}.")
         if self.lora < 0:

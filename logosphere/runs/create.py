@@ -26,11 +26,13 @@ from logosphere.pretrained.adapters import build_adapted, find_base, load_base
 from logosphere.runs.adaptation import AdaptConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.parents import begin_adapters, child_spec, differences, open_parent, parent_weights
+from logosphere.runs.pretrained_parts import copy_autoencoder, read_own_autoencoder
 from logosphere.runs.run import BEGIN, Run
 from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
 from logosphere.training.checkpoint import latest
+from logosphere.training.stages import load_autoencoder
 
 
 def create_run(config: TrainConfig, corpus: Corpus, path: str | Path) -> Run:
@@ -52,12 +54,18 @@ def create_run_and_model(
             raise UserError("--lora adapts the weights of another model; name it by --begin (--init-from).")
         model = build_model(config, corpus)
         check_data(config, corpus, model)
+        check_stages(model, config)
         assert model.spec is not None
-        return Run.create(path, _recorded(config, corpus), model.spec, corpus), model
+        trained = None if config.autoencoder is None else load_autoencoder(model, config.autoencoder)
+        run = Run.create(path, _recorded(config, corpus), model.spec, corpus)
+        if trained is not None:
+            copy_autoencoder(trained, run)
+        return run, model
     parent = open_parent(config.begin)
     with parent_weights(parent) as weights, TemporaryDirectory(prefix="logosphere-begin-") as scratch:
         file, digest = weights, file_sha256(weights)
         model = begin_model(config, corpus, parent, weights, digest, adapt)
+        check_stages(model, config)
         assert model.spec is not None
         if adapt is not None and not config.lora:
             file = Path(scratch) / BEGIN
@@ -220,4 +228,6 @@ def initial_model(run: Run, corpus: Corpus) -> Model:
         begun = run.content.get("begun")
         sha256 = begun.get("weights_sha256") if isinstance(begun, dict) else None
         load_strict(model, read_tensors(run.path / BEGIN, sha256), run.path / BEGIN)
+    if latest(run.state) is None:
+        read_own_autoencoder(model, run)
     return model

@@ -15,6 +15,7 @@ from logosphere.data.batches import eval_batches, find_task, train_batches
 from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError
+from logosphere.evaluation.likelihood import Reconstruction
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
 from logosphere.networks.compilation import compile_blocks
@@ -28,6 +29,7 @@ from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import initial_model, stacks_of_blocks
 from logosphere.runs.run import BEST, SHORT, Run
+from logosphere.runs.stage_budgets import Elapsed, Stages
 from logosphere.training.checkpoint import (
     checkpoint_of,
     dump_batch,
@@ -73,31 +75,17 @@ class Saved:
     step: int
 
 
-Event = StepTaken | Validated | Saved
+@dataclass(frozen=True)
+class AutoencoderTrained:
+    """The autoencoder of a latent system is trained and saved in the folder of the run."""
+
+    step: int
+    cpu_seconds: float
+    reached: Reconstruction
+    """Its reconstruction of the validation split."""
 
 
-@dataclass
-class Elapsed:
-    """Time spent on training steps, over all resumptions."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-    def add(self, seconds: float, cpu_seconds: float, group: ProcessGroup) -> "Elapsed":
-        """The time after a step, the same in every process: wall time of the main process, processor time of all."""
-        spent, busy = group.all_reduce(seconds if group.is_main else 0.0, cpu_seconds)
-        return Elapsed(self.seconds + spent, self.cpu_seconds + busy)
-
-    def done(self, config: TrainConfig, step: int) -> float:
-        """The fraction of the budget that is used up."""
-        fractions = []
-        if config.steps is not None:
-            fractions.append(step / config.steps)
-        if config.minutes is not None:
-            fractions.append(self.seconds / (60 * config.minutes))
-        if config.cpu_minutes is not None:
-            fractions.append(self.cpu_seconds / (60 * config.cpu_minutes))
-        return max(fractions)
+Event = StepTaken | Validated | Saved | AutoencoderTrained
 
 
 def run_training(
@@ -119,6 +107,7 @@ def run_training(
         if config.begin is not None and not session.resumed:  # the bound that the training starts from
             yield session.validate()
         done = session.done()
+        yield from session.finish_stage_one()  # where a training was killed between its checkpoint and this
         if done >= 1 or session.ended_early:  # nothing is left to train, but the caller needs the report
             yield Validated(trainer.step, validate(config, trainer, corpus, group))
         while done < 1 and not session.ended_early:
@@ -129,7 +118,7 @@ def run_training(
             batch = session.batch(trainer.step)
             open_attention(session.model, done)
             try:
-                progress = trainer.train_step(batch, done)
+                progress = trainer.train_step(batch, done, session.stage())
             except Diverged as problem:
                 dump_batch(run.bad_batch_path(trainer.step + 1, group.rank), batch)
                 if trainer.all_finite():
@@ -141,6 +130,7 @@ def run_training(
                 run.log(_metrics(progress, session.elapsed, corpus.tokenizer.unit))
             release_if_scarce()
             yield StepTaken(progress, min(done, 1.0))
+            yield from session.finish_stage_one()
             if int(before * config.validations) < int(min(done, 1.0) * config.validations):
                 yield session.validate()
                 yield from session.save(wait=done >= 1 or session.ended_early)
@@ -170,12 +160,13 @@ class _Session:
             draws=config.draws, group=group, sharded=config.shard, steps=config.steps or 0,
         )  # fmt: skip
         self.elapsed, self.best, self.waited = Elapsed(), float("inf"), 0
+        self.stages = Stages(model, run, config)
         group.on_main(run.clean_temporary)
         self.checkpoints = CheckpointManager(run, self.trainer, sharded=config.shard)
         saved = self.checkpoints.resume()
         self.resumed = saved is not None
         if saved is not None:
-            self.elapsed, self.best = Elapsed(saved["seconds"], saved["cpu_seconds"]), saved["best"]
+            self.elapsed, self.best = Elapsed.read(saved), saved["best"]
             self.waited = int(saved.get("waited", 0))
         if config.compile:
             for stack in stacks_of_blocks(model):
@@ -195,7 +186,23 @@ class _Session:
 
     def done(self) -> float:
         """The fraction of the training that is done."""
-        return self.elapsed.done(self.config, self.trainer.step)
+        return self.elapsed.done(self.config, self.trainer.step, self.stages.fraction)
+
+    def stage(self) -> tuple[int, float]:
+        """The steps before the current stage and its own completed fraction, where stages have budgets of their own."""
+        if not self.stages.own:
+            return 0, -1.0
+        return self.elapsed.first_steps, self.elapsed.stage_done(self.config, self.trainer.step)
+
+    def finish_stage_one(self) -> Iterator[AutoencoderTrained]:
+        """At the end of the first stage: measure and save the autoencoder, and begin the budget of the second."""
+        step, stages = self.trainer.step, self.stages
+        if not stages.ends(self.elapsed, self.config, step):
+            return
+        if stages.own:
+            self.elapsed = self.elapsed.end_stage_one(step)
+        reached = stages.save(self.run, self.trainer, self.corpus, self.config, self.elapsed.cpu_seconds)
+        yield AutoencoderTrained(step, self.elapsed.cpu_seconds, reached)
 
     @property
     def ended_early(self) -> bool:
@@ -230,9 +237,8 @@ class _Session:
             )
         if isinstance(self.batches, StreamBatches):
             self.trainer.position = self.batches.position(self.trainer.step)
-        elapsed = {"seconds": self.elapsed.seconds, "cpu_seconds": self.elapsed.cpu_seconds}
         waited = {} if self.config.patience is None else {"waited": self.waited}
-        self.checkpoints.begin({**elapsed, "best": self.best, **waited})
+        self.checkpoints.begin({**vars(self.elapsed), "best": self.best, **waited})
         self.last_save = self.elapsed.seconds
         yield from self.finished_saves(wait=wait)
 

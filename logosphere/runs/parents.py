@@ -25,6 +25,7 @@ from logosphere.runs.adaptation import AdaptConfig, adapt_network
 from logosphere.runs.check_import import check_import
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.import_checkpoint import write_import
+from logosphere.runs.pretrained_parts import choose_tokenizer
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Display
 from logosphere.training.optimizer import OptimizerConfig
@@ -157,7 +158,7 @@ def config_from_parent(name: str) -> TrainConfig:
 def tokenizer_for(config: TrainConfig) -> str | Tokenizer:
     """The parent's own tokenizer, unless another is requested: a new one would number its tokens differently."""
     if config.begin is None:
-        return config.tokenizer
+        return choose_tokenizer(config)
     parent = open_parent(config.begin)
     return parent.tokenizer if config.tokenizer in ("auto", parent.config.tokenizer) else config.tokenizer
 

@@ -26,7 +26,7 @@ from logosphere.runs.adaptation import AdaptConfig
 from logosphere.runs.budget import explain_unresumable, extend, stopped_early
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run_and_model
-from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
+from logosphere.runs.loop import AutoencoderTrained, Event, Saved, StepTaken, Validated, run_training
 from logosphere.runs.memory import can_predict, describe_memory, predict_memory
 from logosphere.runs.parents import check_autoregressive, open_parent
 from logosphere.runs.run import SHORT, Run, unused_path
@@ -166,6 +166,9 @@ def run_to_end(
                 case Validated():
                     report, step = event.report, event.step
                     display.log(f"step {event.step:>7,}  validation {report}")
+                case AutoencoderTrained():
+                    spent = f"{event.cpu_seconds / 60:.1f} CPU minutes"
+                    display.log(f"step {event.step:>7,}  autoencoder trained in {spent}: {event.reached}")
                 case Saved():
                     step = event.step
     ended_early = stopped_early(run)

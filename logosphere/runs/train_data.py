@@ -12,6 +12,7 @@ from logosphere.errors import UserError, shorten
 from logosphere.origin import refuse
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.parents import open_parent, tokenizer_for
+from logosphere.runs.pretrained_parts import complete_config
 from logosphere.runs.prompting import ANSWERS, find_prompting, prompting_of, with_answers
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Display
@@ -21,10 +22,16 @@ def open_training_data(config: TrainConfig, display: Display = SILENT) -> tuple[
     """The data of a new training, and its configuration, which has the task `answers` where they are prompts."""
     parent = None if config.begin is None else open_parent(config.begin, display)
     config = with_answers(config, parent)
+    tokenizer = tokenizer_for(config)
     prompting = find_prompting(config, parent)
-    corpus = open_with_display(config.data, tokenizer_for(config), display, config.column, prompting)
+    corpus = open_with_display(config.data, tokenizer, display, config.column, prompting)
+    if isinstance(tokenizer, str):
+        config = replace(config, tokenizer=tokenizer)  # auto may depend on what is installed
     if parent is not None:
         corpus = end_by_checkpoint(corpus, parent)
+    config, remark = complete_config(config, corpus)
+    if remark:
+        display.log(f"{config.system}: {remark}")
     if remark := check_answers(corpus, config.length):
         display.log(remark)
     return config, corpus

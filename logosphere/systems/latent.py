@@ -5,14 +5,17 @@ defaults.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from functools import partial
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import nn
 
 from logosphere.autoencoders.decoders import CausalDecoder, Decoder, ParallelDecoder, Perceiver
 from logosphere.autoencoders.encoders import FrozenEncoder, TokenEncoder, TransformerEncoder
+from logosphere.autoencoders.pretrained import check_sha256
 from logosphere.autoencoders.pretrained import load_encoder as encoder_by_name
 from logosphere.autoencoders.text import AutoencoderLossConfig, Scale, TextAutoencoder
 from logosphere.codecs.tokens import CoordinateStem
@@ -27,7 +30,8 @@ from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
 from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
-from logosphere.systems.registry import SystemInfo, check_choice, register
+from logosphere.systems.latent_defaults import SCRATCH, complete_encoder, wants_encoder
+from logosphere.systems.registry import SystemInfo, check_choice, find_preset, register
 
 INTERVALS = 128
 """The time sampler measures nats in this number of intervals of the path."""
@@ -45,6 +49,8 @@ class LatentSettings:
 
     compressed: ClassVar[bool] = True
     """Fewer latents than tokens; else each token has its own."""
+    pretrained: ClassVar[bool] = True
+    """The published system has a pretrained encoder, which is the default on text where it is installed."""
     causal_decoder: ClassVar[bool] = False
     """The decoder is autoregressive; else it predicts all tokens at once."""
 
@@ -59,13 +65,22 @@ class LatentSettings:
     layer_norm: bool = True
     """Layer-normalise latents first, so that a learned encoder cannot reduce the effect of noise by larger latents."""
     encoder: str | None = None
-    """A frozen encoder: minilm or hf:OWNER/NAME; None: an encoder that is trained."""
+    """A frozen encoder: minilm, mpnet, hf:OWNER/NAME or a folder; None or scratch: an encoder that is trained. Where a
+    model is made for a tokenizer of word pieces and this is not given, minilm if it is installed (not planner)."""
+    encoder_sha256: str | None = None
+    """Hash of the encoder's weights, filled in where it is known; other weights are refused."""
     layer: int = 6
     """Layer of the frozen encoder whose states are taken; -1: the last."""
     encoder_token_ids: list[int] | None = None
     """The encoder's id of each token, for vocabularies that are a part of the encoder's."""
     autoencoder_depth: int = 2
     """Blocks of the encoder and of the decoder that are trained."""
+    autoencoder_width: int | None = None
+    """Their width; None: that of the network."""
+    autoencoder_heads: int | None = None
+    """Their attention heads; None: those of the network."""
+    local_skip: bool = False
+    """A linear map of each latent's own tokens around the compressor, and back around the decompressor."""
     predicts: str = "x0"
     """Prediction of the denoiser: v, x0, eps or score."""
     schedule: str = "cosine"
@@ -157,11 +172,13 @@ def build_latent(vocab_size: int, length: int, network: NetworkConfig | None, se
 
 def _autoencoder(vocab_size: int, length: int, network: NetworkConfig, settings: LatentSettings) -> TextAutoencoder:
     size = replace(
-        network, depth=settings.autoencoder_depth, decoder_depth=None, labels=0, source=0, signal=0, dropout=0.0
-    )
+        network, depth=settings.autoencoder_depth, decoder_depth=None, labels=0, source=0, signal=0, dropout=0.0,
+        width=settings.autoencoder_width or network.width, heads=settings.autoencoder_heads or network.heads,
+    )  # fmt: skip
     reader: TokenEncoder = TransformerEncoder(vocab_size, length, size)
-    if settings.encoder is not None:
-        encoder = encoder_by_name(settings.encoder, settings.layer)
+    if settings.encoder not in (None, SCRATCH):
+        encoder = encoder_by_name(str(settings.encoder), settings.layer)
+        check_sha256(encoder, settings.encoder_sha256)
         reader = FrozenEncoder(encoder, vocab_size, length, settings.encoder_token_ids)
     latents = _count_latents(settings, length) if settings.compressed else length
     features = reader.width if settings.latent_width is None else settings.latent_width
@@ -170,8 +187,9 @@ def _autoencoder(vocab_size: int, length: int, network: NetworkConfig, settings:
         decoder = CausalDecoder(vocab_size, length, size, latents=latents, features=features)
     else:
         decoder = ParallelDecoder(
-            vocab_size, length, size, latents=latents, features=features, state_width=reader.width
-        )
+            vocab_size, length, size, latents=latents, features=features, state_width=reader.width,
+            local_skip=settings.local_skip,
+        )  # fmt: skip
     compressor = None
     if settings.compressed:
         compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
@@ -189,7 +207,7 @@ def _autoencoder(vocab_size: int, length: int, network: NetworkConfig, settings:
     return TextAutoencoder(
         vocab_size, length, reader, compressor, decoder,
         latents=latents, features=features, scale=SCALES[settings.scale], loss_config=loss_config,
-        layer_norm=settings.layer_norm,
+        layer_norm=settings.layer_norm, local_skip=settings.local_skip,
     )  # fmt: skip
 
 
@@ -228,6 +246,27 @@ def _network(
     return SelfConditioning(inner, width, width, process.estimate, settings.self_conditioning, null=null)
 
 
+def complete_latent(
+    settings: type[LatentSettings], options: dict[str, Any], tokenizer: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Options with the encoder of a system on text, and a remark about it."""
+    layer = int(options.get("layer", settings.layer))
+    return complete_encoder(
+        options, tokenizer, layer=layer, default=settings.pretrained, compressed=settings.compressed
+    )
+
+
+SETTINGS: dict[str, type[LatentSettings]] = {}
+"""The settings of the latent systems by name."""
+
+
+def default_encoder(system: str, options: Mapping[str, Any], preset: str) -> str | None:
+    """The pretrained encoder that a latent system would have with these options; None for other systems."""
+    if system not in SETTINGS:
+        return None
+    return wants_encoder(find_preset(system, preset).options | options, default=SETTINGS[system].pretrained)
+
+
 # ---- systems --------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +289,7 @@ register(
         summary="few latents on a sphere, predicted as velocities; an autoregressive decoder",
     ),
     LD4LGSettings,
+    complete=partial(complete_latent, LD4LGSettings),
 )(build_latent)
 
 
@@ -257,6 +297,7 @@ register(
 class PlannerSettings(LatentSettings):
     """PLANNER: latents drawn by a variational encoder with noisy tokens as input, an autoregressive decoder."""
 
+    pretrained: ClassVar[bool] = False
     causal_decoder: ClassVar[bool] = True
     self_conditioning: float = 0.0
     substitution: float = 0.1
@@ -273,6 +314,7 @@ register(
         summary="codes drawn by a variational encoder from noisy text; an autoregressive decoder",
     ),
     PlannerSettings,
+    complete=partial(complete_latent, PlannerSettings),
 )(build_latent)
 
 
@@ -302,6 +344,7 @@ register(
         summary="states of an encoder, one for each token, with much noise (tan-9); decoded all at once",
     ),
     TEncDMSettings,
+    complete=partial(complete_latent, TEncDMSettings),
 )(build_latent)
 
 
@@ -326,4 +369,12 @@ register(
         summary="few latents, made smooth by noise, drops and dropout; reconstructed states are decoded all at once",
     ),
     CosmosSettings,
+    complete=partial(complete_latent, CosmosSettings),
 )(build_latent)
+
+SETTINGS |= {
+    "ld4lg": LD4LGSettings,
+    "planner": PlannerSettings,
+    "tencdm": TEncDMSettings,
+    "cosmos": CosmosSettings,
+}

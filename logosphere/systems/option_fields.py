@@ -3,10 +3,12 @@
 import ast
 import inspect
 import textwrap
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args
 
 from logosphere.errors import UserError, shorten
+from logosphere.networks.config import NetworkConfig
 
 PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 
@@ -26,6 +28,19 @@ def field_docs(settings: type) -> dict[str, str]:
                 if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
                     docs[line.target.id] = inspect.cleandoc(below.value.value).replace("\n", " ")
     return docs
+
+
+def check_settings(name: str, settings: object) -> None:
+    """Refuse settings of a system that `build` could not make from options."""
+    if not isinstance(settings, type) or not is_dataclass(settings):
+        raise UserError(f"The settings of the system '{name}' must be a dataclass, not {shorten(settings)}.")
+    for option in fields(settings):
+        if option.default is MISSING:
+            raise UserError(f"The option '{option.name}' of the system '{name}' needs a default.")
+        if option.name in {f.name for f in fields(NetworkConfig)}:
+            raise UserError(
+                f"The option '{option.name}' of the system '{name}' is one of its network; choose another name."
+            )
 
 
 def check_option_type(system: str, option: str, value: object, annotation: Any) -> None:

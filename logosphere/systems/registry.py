@@ -10,7 +10,7 @@ of that system, aspect by aspect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -21,7 +21,7 @@ from logosphere.migration import check_current_option
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.registry import NETWORKS, is_registered
 from logosphere.plugins import check_name, is_outside, load_plugins, missing, place_of
-from logosphere.systems.option_fields import check_option_type, field_docs
+from logosphere.systems.option_fields import check_option_type, check_settings, field_docs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,6 +130,8 @@ MAX_TIMESTEPS = 100_000
 
 Settings = TypeVar("Settings")
 Builder = Callable[[int, int, NetworkConfig | None, Settings], "Model"]
+Complete = Callable[[dict[str, Any], Mapping[str, Any]], tuple[dict[str, Any], str]]
+"""Options and the description of a tokenizer -> options with those that depend on it, and a remark for the user."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class _Entry:
     settings: type[Any]
     build: Builder[Any]
     fixed: tuple[str, ...]
+    complete: "Complete | None" = None
 
     @property
     def place(self) -> str:
@@ -169,38 +172,26 @@ _ENTRIES: dict[str, _Entry] = {}
 
 
 def register(
-    info: SystemInfo, settings: type[Settings], *, fixed: str = ""
+    info: SystemInfo, settings: type[Settings], *, fixed: str = "", complete: Complete | None = None
 ) -> Callable[[Builder[Settings]], Builder[Settings]]:
     """A decorator that registers the build function of a system together with the class of its settings.
 
-    Settings named in `fixed`, separated by spaces, keep their defaults and are no options of the system.
+    Settings named in `fixed`, separated by spaces, keep their defaults and are no options of the system. `complete`
+    adds options that depend on the tokenizer and on what is installed.
     """
-    _check_settings(info, settings)
+    if not isinstance(info, SystemInfo):
+        raise UserError(f"A system is described by an ls.SystemInfo, not by {shorten(info)}.")
+    check_settings(info.name, settings)
 
     def add(build: Builder[Settings]) -> Builder[Settings]:
         taken = {name: entry.place for name, entry in _ENTRIES.items()}
         if is_outside(place_of(build)):
             taken = {name: entry.place for name, entry in _entries().items()}
         check_name("system", info.name, place_of(build), taken)
-        _ENTRIES[info.name] = _Entry(info, settings, build, tuple(fixed.split()))
+        _ENTRIES[info.name] = _Entry(info, settings, build, tuple(fixed.split()), complete)
         return build
 
     return add
-
-
-def _check_settings(info: SystemInfo, settings: type[Settings]) -> None:
-    """Refuse settings that `build` could not make from options."""
-    if not isinstance(info, SystemInfo):
-        raise UserError(f"A system is described by an ls.SystemInfo, not by {shorten(info)}.")
-    if not isinstance(settings, type) or not is_dataclass(settings):
-        raise UserError(f"The settings of the system '{info.name}' must be a dataclass, not {shorten(settings)}.")
-    for option in fields(settings):
-        if option.default is MISSING:
-            raise UserError(f"The option '{option.name}' of the system '{info.name}' needs a default.")
-        if option.name in {f.name for f in fields(NetworkConfig)}:
-            raise UserError(
-                f"The option '{option.name}' of the system '{info.name}' is one of its network; choose another name."
-            )
 
 
 @cache
@@ -291,6 +282,8 @@ def build(
                 "continuous time where the system has it."
             )
     chosen = find_preset(name, preset)
+    if tokenizer is not None:
+        options = complete_options(name, options, tokenizer.describe(), preset)[0]
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}
     network = NetworkConfig(**{key: value for key, value in options.items() if key in network_fields})
@@ -315,6 +308,20 @@ def build(
     if denoiser is FRESH:  # samples of an oracle are draws from the model, so it keeps the ancestral sampler
         model.sampler = chosen.sampler or entry.info.sampler
     return model
+
+
+def complete_options(
+    name: str, options: Mapping[str, Any], tokenizer: Mapping[str, Any], preset: str = DEFAULT
+) -> tuple[dict[str, Any], str]:
+    """Options with those that depend on the tokenizer (its description) and on installed packages, and a remark.
+
+    What it adds is stored with the model, so that nothing is resolved when the model is loaded.
+    """
+    complete, published = _entry(name).complete, find_preset(name, preset).options
+    if complete is None:
+        return dict(options), ""
+    completed, remark = complete(published | dict(options), tokenizer)
+    return {key: value for key, value in completed.items() if key in options or key not in published}, remark
 
 
 def _attach(name: str, model: "Model", network: "PublishedNetwork", checkpoint: "Mapping[str, Any] | None") -> None:

@@ -12,6 +12,7 @@ from logosphere.inputs import DataLike
 from logosphere.model import Model
 from logosphere.rng import as_seed
 from logosphere.training.optimizer import OptimizerConfig
+from logosphere.training.stages import begins_second_stage, overall, stage_of
 from logosphere.training.trainer import Progress, Trainer
 from logosphere.types import Batch
 
@@ -35,6 +36,18 @@ def training_loop(trainer: TakesSteps[S], batches: Iterable[Batch], steps: int) 
         raise UserError(f"The data ended after {trainer.step} of {steps} batches.")
 
 
+def _train_stages(trainer: Trainer, batches: Iterable[Batch], first: int, steps: int) -> Iterator[Progress]:
+    """Train an autoencoder for `first` steps, and the diffusion of its latents for `steps`."""
+    fraction = stage_of(trainer.model).stage_one
+    for batch in islice(batches, first + steps):
+        second = trainer.step >= first
+        done = (trainer.step - first) / steps if second else trainer.step / first
+        start = first if second else 0
+        yield trainer.train_step(batch, overall(fraction, 2 if second else 1, done), (start, done))
+    if trainer.step < first + steps:
+        raise UserError(f"The data ended after {trainer.step} of {first + steps} batches.")
+
+
 def fit(
     model: Model,
     batches: DataLike,
@@ -50,6 +63,7 @@ def fit(
     cond_dropout: float = 0.1,
     withhold: float | None = None,
     static_shapes: bool = False,
+    stage_one_steps: int | None = None,
 ) -> Iterator[Progress]:
     """Train for `steps` steps, one batch each, and yield after every one.
 
@@ -61,6 +75,10 @@ def fit(
     the sequences is dropped, which guidance needs; `withhold` is its former name. With `ema` the model holds its
     averaged weights once all steps are done. With `static_shapes` tensors have the same shapes in every step
     (`Process.static_shapes`).
+
+    A latent system takes `stage_one_steps` steps for its autoencoder before these, each stage with a learning rate that
+    begins and ends with it; without them it has a fraction of the steps (autoencoder_fraction). It is left out where
+    the model has loaded a trained one (`ls.load_autoencoder`).
     """
     steps, seed = check_count("The number of steps", steps), as_seed(seed)
     if optim is not None and not isinstance(optim, OptimizerConfig):
@@ -69,8 +87,12 @@ def fit(
     given = model.sequence_format.read_for_training(batches, check_count("batch", batch), seed)
     trainer = Trainer(
         model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, draws=draws, precision=precision,
-        steps=steps, cond_dropout=cond_dropout if withhold is None else withhold, static_shapes=static_shapes,
+        steps=steps + (stage_one_steps or 0), cond_dropout=cond_dropout if withhold is None else withhold,
+        static_shapes=static_shapes,
     )  # fmt: skip
-    yield from training_loop(trainer, given, steps)
+    if stage_one_steps is not None or begins_second_stage(model):
+        yield from _train_stages(trainer, given, check_count("stage_one_steps", stage_one_steps or 0, 0), steps)
+    else:
+        yield from training_loop(trainer, given, steps)
     if trainer.ema is not None:
         trainer.ema.swap()

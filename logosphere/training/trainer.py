@@ -304,8 +304,8 @@ class Trainer:
         self.grad_norm_ema = 0.0
         """Running average of the gradient's norm, to which spikes are compared."""
 
-    def train_step(self, batch: Batch, done: float) -> Progress:
-        """One optimiser step; `done` is the fraction of the training before it, `batch` this process's part."""
+    def train_step(self, batch: Batch, done: float, stage: tuple[int, float] = (0, -1.0)) -> Progress:
+        """One optimiser step after the fraction `done`; a stage with its own budget has (steps before it, its own)."""
         started = time.perf_counter()
         model, group = self.model, self.group
         model.train()
@@ -314,7 +314,7 @@ class Trainer:
         if count == 0:
             raise UserError("Every position of this batch is known or padding, so there is nothing to predict.")
         batch = self._drop_conditions(batch).to(model.device)
-        lr = lr_at(self.optim, self.step, done)
+        lr = lr_at(self.optim, self.step - stage[0], done if stage[1] < 0 else stage[1])
         if isinstance(model.process, TrainingPhases):
             model.process.on_step_start(done)
         self.optimizer.zero_grad(set_to_none=True)
