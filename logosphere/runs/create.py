@@ -28,6 +28,7 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.parents import begin_adapters, child_spec, differences, open_parent, parent_weights
 from logosphere.runs.pretrained_parts import copy_autoencoder, read_own_autoencoder
 from logosphere.runs.run import BEGIN, Run
+from logosphere.runs.stage_budgets import check_stages
 from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
