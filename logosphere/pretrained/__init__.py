@@ -149,15 +149,15 @@ def load_weights(
         return build_from_recipe(folder, options, denoiser)
 
     adapters = None if spec.adapters is None else LoRAConfig.from_dict(spec.adapters)
-    base = weights if adapters is None else find_base(folder, adapters, trusted=trust_references or is_trusted(folder))
+    base = None if adapters is None else find_base(folder, adapters, trusted=trust_references or is_trusted(folder))
     # A network that is passed has any size.
-    model = make() if denoiser is not None else build_within(spec, base, recipe, make)
+    model = make() if denoiser is not None else build_within(spec, weights, recipe, make, base)
     sha256 = sha256 or recorded_sha256(folder, weights.name)
     if (folder / TOKENIZER).exists():
         check_file(folder, TOKENIZER)
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
     published = model.spec is not None and model.spec.published is not None
-    if adapters is not None:
+    if adapters is not None and base is not None:
         load_base(model, base, adapters.base_sha256)
     load_strict(model, read_tensors(weights, sha256), weights, assign=published, absent=frozen_names(model))
     if model.remasker is not None and (folder / REMASKER).exists():

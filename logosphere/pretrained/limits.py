@@ -7,7 +7,7 @@ types; what the constructors allocate besides, for tables of a process, is count
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from logosphere.errors import UserError
 from logosphere.io import check_names, current_name, read_tensors
 from logosphere.model import Spec
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.published.lora import frozen_names
 from logosphere.networks.registry import is_registered
 from logosphere.pretrained.allocation import allocate, is_complete, parameters_on_meta
 
@@ -87,9 +88,14 @@ def count_numbers(found: Mapping[str, TensorInfo]) -> int:
     return sum(math.prod(info.shape) for info in found.values())
 
 
-def check_tensors(model: nn.Module, found: Mapping[str, TensorInfo], place: Path) -> None:
-    """Raise UserError unless the names, shapes and types of a file are those of a model; no weight is read."""
-    expected = model.state_dict()
+def check_tensors(
+    model: nn.Module, found: Mapping[str, TensorInfo], place: Path, absent: Collection[str] = ()
+) -> None:
+    """Raise UserError unless the names, shapes and types of a file are those of a model; no weight is read.
+
+    Tensors named in `absent` are in another file.
+    """
+    expected = {name: tensor for name, tensor in model.state_dict().items() if name not in absent}
     named = {current_name(name, expected.keys()): info for name, info in found.items()}
     check_names(expected.keys(), named.keys(), place)
     for name, tensor in expected.items():
@@ -182,23 +188,28 @@ def is_modest(spec: Spec, numbers: int) -> bool:
     return spec.vocab_size <= tokens and all(size <= MODEST for size in sizes)
 
 
-def build_within(spec: Spec, weights: Path, place: Path, make: Callable[[], BuiltModel]) -> BuiltModel:
+def build_within(
+    spec: Spec, weights: Path, place: Path, make: Callable[[], BuiltModel], base: Path | None = None
+) -> BuiltModel:
     """The model that `make` builds for a recipe and these weights; UserError where they do not fit.
+
+    Weights that are adapters have their `base` in another file, which is compared with the model when it is read.
 
     It is built without memory for its parameters, compared with the header of the weights, and then allocated; the
     caller loads the weights, which are all of its parameters. Counting takes as long as building a small model, so it
     is left out where the sizes of the recipe are modest.
     """
     found = read_shapes(weights)
-    check_sizes(spec, found, place)
-    numbers = count_numbers(found)
+    whole = found if base is None else {**found, **read_shapes(base)}
+    check_sizes(spec, whole, place)
+    numbers = count_numbers(whole)
     on_meta = has_meta(spec)
     with (
         nullcontext() if is_modest(spec, numbers) and on_meta else AllocationLimit(numbers, place),
         parameters_on_meta() if on_meta else nullcontext(),
     ):
         model = make()
-    check_tensors(model, found, weights)
+    check_tensors(model, found, weights, absent=() if base is None else frozen_names(model))
     if on_meta and spec.published is None:
         if not is_complete(model):
             return make()  # some parameters are in no file and keep their initial values
