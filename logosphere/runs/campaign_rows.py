@@ -30,7 +30,7 @@ from logosphere.runs.recipes import recipe
 from logosphere.runs.run import Run, environment
 from logosphere.runs.settings import Display, EvaluateConfig, Precision, SampleMetrics, Split
 from logosphere.runs.system_specs import SystemSpec
-from logosphere.runs.train import open_with_display
+from logosphere.runs.train_data import open_with_display
 from logosphere.runs.training_records import sum_records
 from logosphere.training.optimizer import OptimizerConfig
 

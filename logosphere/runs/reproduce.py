@@ -18,7 +18,7 @@ from logosphere.runs.config import TrainConfig, config_from_dict
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.planned_runs import PlannedRun, train_planned
 from logosphere.runs.settings import Display, EvaluateConfig, Split
-from logosphere.runs.train import open_with_display
+from logosphere.runs.train_data import open_with_display
 
 LEADERBOARD = "leaderboard"
 """The name of the leaderboard of this project: its records are in the repository."""
