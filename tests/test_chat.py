@@ -12,7 +12,7 @@ from published_fixtures import write_llada
 
 import logosphere as ls
 from logosphere.checkpoints import chat
-from logosphere.checkpoints.chat import make_messages, render_chat
+from logosphere.checkpoints.chat import make_messages, render_chat, render_chats
 from logosphere.cli import main
 from logosphere.data.tokenizer_registry import SubwordTokenizer
 from logosphere.errors import UserError
@@ -67,7 +67,7 @@ def test_a_conversation_is_rendered_as_in_training() -> None:
         ("{{ render.__globals__ }}", "fails on this conversation|none may do"),
         ("{% for i in range(10**9) %}x{% endfor %}", "fails on this conversation"),
         ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "more than 1,048,576 characters"),
-        ("{{ raise_exception('only two turns') }}", "refuses the conversation: 'only two turns'"),
+        ("{{ raise_exception('only two turns') }}", "refuses this conversation: 'only two turns'"),
         ("{% include '/etc/passwd' %}", "fails on this conversation"),
         ("{% if %}", "not valid"),
         ("{{ messages[7].role + 1 }}", "fails on this conversation"),
@@ -175,3 +175,13 @@ def test_a_part_of_a_long_imported_model_is_generated(
     assert "have 1,200 tokens, of which 128 are generated; --gen-length sets another number" in printed.err
     assert main([*command, "--gen-length", "8"]) == 0
     assert len(read_json(capsys)["samples"][0]["tokens"]) == prompt + 8
+
+
+def test_conversations_are_rendered_together_and_named() -> None:
+    """Many conversations take few processes, in order, and the one at fault is named."""
+    template = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}<{{ messages[0].content }}>"
+    conversations = [make_messages([f"text {number}"]) for number in range(600)]
+    assert render_chats(template, conversations, {}) == [f"<text {number}>" for number in range(600)]
+    conversations[400] = make_messages(["bad"])
+    with pytest.raises(UserError, match="refuses conversation 401: 'no'"):
+        render_chats(template, conversations, {})

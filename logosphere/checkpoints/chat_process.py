@@ -16,9 +16,9 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEXT = 1 << 20
-"""Characters of a conversation, at most."""
+"""Characters of the conversations of a request, at most."""
 CPU_SECONDS = 5
-"""Processor time of a template; that of a published model takes milliseconds."""
+"""Processor time of a request; the template of a published model takes milliseconds a conversation."""
 MEMORY = 1 << 29
 """Bytes of the address space of the process, which is some 60 MB with jinja2."""
 _TRAINING_TAG = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
@@ -42,34 +42,41 @@ def set_limits() -> None:
             continue
 
 
-def render(template: str, messages: list[dict[str, str]], special: dict[str, str], answering: bool) -> dict[str, str]:
-    """The text, or why there is none: a reason, and its kind."""
+def render(
+    template: str, conversations: list[list[dict[str, str]]], special: dict[str, str], answering: bool
+) -> dict[str, Any]:
+    """The texts of conversations, or why there are none: a reason, its kind, and the number of the conversation."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_time}
-    values: dict[str, Any] = {"messages": messages, "add_generation_prompt": answering, "tools": None}
+    values: dict[str, Any] = {"add_generation_prompt": answering, "tools": None}
     values |= {f"{name}_token": "" for name in ("bos", "eos", "pad", "unk")}
     values |= {f"{name}_token": text for name, text in special.items()}
     plain = _TRAINING_END.sub(r"\1endif\2", _TRAINING_TAG.sub(r"\1if true\2", template))
-    parts, size = [], 0
+    texts: list[str] = []
+    size = 0
     try:
-        for part in environment.from_string(plain).generate(values):
-            parts.append(part)
-            if (size := size + len(part)) > MAX_TEXT:
-                return {"long": ""}
-        return {"text": "".join(parts)}
+        program = environment.from_string(plain)
+        for messages in conversations:
+            parts = []
+            for part in program.generate(values | {"messages": messages}):
+                parts.append(part)
+                if (size := size + len(part)) > MAX_TEXT:
+                    return {"long": "", "number": len(texts)}
+            texts.append("".join(parts))
+        return {"texts": texts}
     except Refused as problem:
-        return {"refused": str(problem)[:1000]}
+        return {"refused": str(problem)[:1000], "number": len(texts)}
     except SecurityError as problem:
-        return {"forbidden": str(problem)[:1000]}
+        return {"forbidden": str(problem)[:1000], "number": len(texts)}
     except jinja2.TemplateSyntaxError as problem:
-        return {"invalid": str(problem)[:1000]}
+        return {"invalid": str(problem)[:1000], "number": len(texts)}
     except MemoryError:
-        parts.clear()
-        return {"failed": "it needs too much memory"}
+        texts.clear()
+        return {"failed": "it needs too much memory", "number": 0}
     except Exception as problem:  # of whatever the template computes
-        return {"failed": (str(problem) or type(problem).__name__)[:1000]}
+        return {"failed": (str(problem) or type(problem).__name__)[:1000], "number": len(texts)}
 
 
 def _refuse(message: object) -> None:
@@ -86,7 +93,7 @@ def main() -> None:
     """Read a request from the standard input and write the answer to the standard output, both JSON in ASCII."""
     request = json.loads(sys.stdin.buffer.read())
     set_limits()
-    answer = render(request["template"], request["messages"], request["special"], request["answering"])
+    answer = render(**request)
     sys.stdout.buffer.write(json.dumps(answer).encode("ascii"))
 
 

@@ -16,7 +16,7 @@ from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.input_files import check_encoding, check_regular, explain_missing
 from logosphere.data.locate import locate
 from logosphere.data.promoters import BASES, load_signal_promoters, load_synthetic_promoters
-from logosphere.data.prompts import Prompting, check_answer, encode_prompted, split_row
+from logosphere.data.prompts import Prompting, check_answer, encode_prompted, find_conversation
 from logosphere.data.published import RECORD_DATASETS, Record, Records, hash_records, parse_csv
 from logosphere.data.published_integers import (
     PITCHES,
@@ -254,11 +254,14 @@ def read_pairs(path: Path, prompting: Prompting | None = None) -> list[Record]:
     """
     if prompting is None:
         return [Record(row("target", "text"), source=row("source")) for row in _read_rows(path)]
+    located = [(f"Row {number} of {path}", row) for number, row in enumerate(_read_table(path), start=1)]
+    found = [find_conversation(row, location, prompting) for location, row in located]
+    conversations = [messages for messages in found if messages is not None]
+    rendered = iter(prompting.render(conversations) if prompting.render is not None else [])
     records = []
-    for number, row in enumerate(_read_table(path), start=1):
-        location = f"Row {number} of {path}"
-        split, read = split_row(row, location, prompting), _field_getter(row, location)
-        prompt, answer = (read("source"), read("target", "text")) if split is None else split
+    for (location, row), messages in zip(located, found, strict=True):
+        read = _field_getter(row, location)
+        prompt, answer = (read("source"), read("target", "text")) if messages is None else next(rendered)
         records.append(Record(check_answer(answer, location), source=prompt))
     return records
 

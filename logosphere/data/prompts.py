@@ -12,8 +12,8 @@ from logosphere.errors import UserError
 
 Messages = Sequence[Mapping[str, str]]
 """`role` and `content` of each; the last one is the answer."""
-Render = Callable[[Messages], tuple[str, str]]
-"""A conversation as the text before the last answer, and that answer."""
+Render = Callable[[Sequence[Messages]], list[tuple[str, str]]]
+"""Conversations, each as the text before the last answer, and that answer."""
 MESSAGES = "messages"
 ROLES = ("system", "user", "assistant")
 
@@ -28,8 +28,8 @@ class Prompting:
     """Its chat template, where it has one."""
 
 
-def split_row(row: Any, location: str, prompting: Prompting) -> tuple[str, str] | None:
-    """Prompt and answer of a row with messages; None for rows of another kind."""
+def find_conversation(row: Any, location: str, prompting: Prompting) -> Messages | None:
+    """The messages of a row, which a chat template makes a prompt and an answer; None for rows of another kind."""
     if not isinstance(row, dict) or MESSAGES not in row:
         return None
     messages = row[MESSAGES]
@@ -44,7 +44,7 @@ def split_row(row: Any, location: str, prompting: Prompting) -> tuple[str, str] 
             f"{location} is a conversation, and this model has no chat template, which instruct models have in their "
             "tokenizer_config.json; give a source and a target in each row."
         )
-    return prompting.render(messages)
+    return messages
 
 
 def _is_message(one: Any) -> bool:

@@ -88,9 +88,7 @@ def count_numbers(found: Mapping[str, TensorInfo]) -> int:
     return sum(math.prod(info.shape) for info in found.values())
 
 
-def check_tensors(
-    model: nn.Module, found: Mapping[str, TensorInfo], place: Path, absent: Collection[str] = ()
-) -> None:
+def check_tensors(model: nn.Module, found: Mapping[str, TensorInfo], place: Path, absent: Collection[str] = ()) -> None:
     """Raise UserError unless the names, shapes and types of a file are those of a model; no weight is read.
 
     Tensors named in `absent` are in another file.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logosphere.checkpoints.chat import Message, render_chat
+from logosphere.checkpoints.chat import Message, render_chats
 from logosphere.data.datasets import PAIRS
 from logosphere.data.prompts import Messages, Prompting
 from logosphere.data.tokenizers import Tokenizer
@@ -39,21 +39,25 @@ def prompting_of(spec: Spec, tokenizer: Tokenizer) -> Prompting:
     ids = {name: token for name in SPECIAL if (token := spec.special_token(name)) is not None}
     special = {name: tokenizer.decode([token]) for name, token in ids.items()}
 
-    def render(messages: Messages) -> tuple[str, str]:
-        return split_conversation(template, messages, special)
+    def render(conversations: Sequence[Messages]) -> list[tuple[str, str]]:
+        return split_conversations(template, conversations, special)
 
     return Prompting(spec.special_token("bos"), render)
 
 
-def split_conversation(template: str, messages: Sequence[Message], special: dict[str, str]) -> tuple[str, str]:
-    """The text of a conversation before its last answer, and the answer with what the template writes after it."""
-    prompt = render_chat(template, messages[:-1], special)
-    whole = render_chat(template, messages, special, answering=False)
-    if not whole.startswith(prompt):
-        raise UserError(
-            "The chat template writes an answer in another way than it asks for one, so prompt and answer of a "
-            "conversation cannot be told apart; give a source and a target in each row."
-        )
-    if not messages[-1]["content"].strip():
-        return prompt, ""
-    return prompt, whole[len(prompt) :]
+def split_conversations(
+    template: str, conversations: Sequence[Sequence[Message]], special: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Of each conversation the text before its last answer, and the answer with what the template writes after it."""
+    prompts = render_chats(template, [messages[:-1] for messages in conversations], special)
+    wholes = render_chats(template, conversations, special, answering=False)
+    for prompt, whole in zip(prompts, wholes, strict=True):
+        if not whole.startswith(prompt):
+            raise UserError(
+                "The chat template writes an answer in another way than it asks for one, so prompt and answer of a "
+                "conversation cannot be told apart; give a source and a target in each row."
+            )
+    rows = zip(conversations, prompts, wholes, strict=True)
+    return [
+        (prompt, whole[len(prompt) :] if messages[-1]["content"].strip() else "") for messages, prompt, whole in rows
+    ]
