@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError, check_count, shorten
 from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
-from logosphere.io import (
-    FILES,
-    RECIPE,
-    TOKENIZER,
-    WEIGHTS,
-    file_sha256,
-    new_folder,
-    write_recipe,
-    write_tensors,
-    write_tokenizer,
-)
+from logosphere.io import write_model
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
@@ -180,13 +170,8 @@ class Model(nn.Module):
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
-        with new_folder(folder) as place:
-            write_tensors(place / WEIGHTS, self.state_dict())
-            if self.tokenizer is not None:
-                write_tokenizer(place / TOKENIZER, self.tokenizer.describe())
-            names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
-            hashes = {FILES: {name: file_sha256(place / name) for name in names}}
-            write_recipe(place / RECIPE, {"model": self.spec.content()} | self.describe_plugins() | hashes)
+        tokenizer = None if self.tokenizer is None else self.tokenizer.describe()
+        write_model(folder, self.state_dict(), {"model": self.spec.content()} | self.describe_plugins(), tokenizer)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False

@@ -15,10 +15,20 @@ from typing import Any
 
 from logosphere.checkpoints.hub import CARD, HUB_PREFIX, LOG_IN, parse_source, shorten_reason
 from logosphere.errors import UserError
-from logosphere.io import RECIPE, REMASKER, TOKENIZER, WEIGHTS, check_sha256, file_sha256, write_atomic, write_recipe
+from logosphere.io import (
+    RECIPE,
+    REMASKER,
+    TOKENIZER,
+    WEIGHTS,
+    check_sha256,
+    file_sha256,
+    hash_files,
+    write_atomic,
+    write_recipe,
+)
 from logosphere.model import Model
 from logosphere.pretrained import load, read_spec
-from logosphere.pretrained.hashes import check_file, find_weights, hash_files
+from logosphere.pretrained.hashes import check_file, find_weights
 from logosphere.runs.model_card import check_licence, find_reports, make_card, public_name, public_records
 from logosphere.runs.run import Run
 from logosphere.runs.sample import generate_text
