@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 BIN    := $(VENV)/bin
 PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint types test-fast docs test-browser bench dist clean
+.PHONY: demo test test-slow lint types test-fast docs test-browser audit bench dist clean
 
 demo: $(VENV)/demo.stamp  ## train a small RDLM for two minutes, print its bound, show its text and that of a bundled model
 	$(BIN)/logosphere train demo-blocks
@@ -35,6 +35,9 @@ docs: $(VENV)/docs.stamp  ## the documentation site, in site/
 
 test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium and chromium-driver); skipped without it
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/browser
+
+audit: $(VENV)/dev.stamp  ## known vulnerabilities of the installed packages; skipped with a notice without a network
+	$(PYTHON) tools/audit_packages.py --tools $(VENV)/audit
 
 bench: $(VENV)/dev.stamp  ## the figures of docs/results/ that take minutes, not hours
 	for script in step_overhead bound_variance sampling_overhead oracle; do $(PYTHON) benchmarks/$$script.py || exit 1; done

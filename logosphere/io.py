@@ -180,6 +180,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hash_files(folder: Path, *names: str) -> dict[str, dict[str, str]]:
+    """The entry of recipe.json with the sha256 of those of these files that exist."""
+    return {FILES: {name: file_sha256(folder / name) for name in names if (folder / name).exists()}}
+
+
 def cached(path: Path, key: object, make: Callable[[], Any]) -> Any:
     """The result of `make`, which must be plain data; read from the file if that was written for the same key."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
@@ -356,6 +361,17 @@ def write_tokenizer(path: Path, description: dict[str, Any]) -> None:
     """Write the description of a tokenizer; `data.tokenizer_registry.load_tokenizer` reads it."""
     content = {"format": TOKENIZER_FORMAT, "version": TOKENIZER_VERSION, **description}
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_model(
+    folder: Path, tensors: "dict[str, Tensor]", content: dict[str, Any], tokenizer: dict[str, Any] | None
+) -> None:
+    """Write weights, tokenizer and recipe, with the hashes of both; a new folder appears complete or not at all."""
+    with new_folder(folder) as place:
+        write_tensors(place / WEIGHTS, tensors)
+        if tokenizer is not None:
+            write_tokenizer(place / TOKENIZER, tokenizer)
+        write_recipe(place / RECIPE, content | hash_files(place, WEIGHTS, *([] if tokenizer is None else [TOKENIZER])))
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError, check_count, shorten
 from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
-from logosphere.io import (
-    FILES,
-    RECIPE,
-    TOKENIZER,
-    WEIGHTS,
-    file_sha256,
-    new_folder,
-    write_recipe,
-    write_tensors,
-    write_tokenizer,
-)
+from logosphere.io import write_model
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.own import ModuleDenoiser, as_denoiser
 from logosphere.networks.placement import network_device, place_network, unplace_network
@@ -184,14 +174,9 @@ class Model(nn.Module):
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
-        with new_folder(folder) as place:
-            write_tensors(place / WEIGHTS, merged_state(self))
-            if self.tokenizer is not None:
-                write_tokenizer(place / TOKENIZER, self.tokenizer.describe())
-            names = (WEIGHTS,) if self.tokenizer is None else (WEIGHTS, TOKENIZER)
-            hashes = {FILES: {name: file_sha256(place / name) for name in names}}
-            content = {"model": replace(self.spec, adapters=None).content()}
-            write_recipe(place / RECIPE, content | self.describe_plugins() | hashes)
+        tokenizer = None if self.tokenizer is None else self.tokenizer.describe()
+        content = {"model": replace(self.spec, adapters=None).content()} | self.describe_plugins()
+        write_model(folder, merged_state(self), content, tokenizer)
 
     def push_to_hub(
         self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False

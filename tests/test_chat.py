@@ -13,14 +13,18 @@ from published_fixtures import write_llada
 import logosphere as ls
 from logosphere.checkpoints import chat
 from logosphere.checkpoints.chat import make_messages, render_chat, render_chats
+from logosphere.checkpoints.llama_models import CONVENTIONS
 from logosphere.cli import main
 from logosphere.data.tokenizer_registry import SubwordTokenizer
+from logosphere.data.tokenizers import encode_infill, encode_prompt
 from logosphere.errors import UserError
 from logosphere.runs.chat import apply_template, cut_answer
+from logosphere.runs.import_checkpoint import import_checkpoint
+from logosphere.runs.sample import sample_run
 from logosphere.runs.settings import SampleConfig
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.generate import generate
-from logosphere.sampling.published import end_tokens, turn_end_tokens
+from logosphere.sampling.published import end_tokens, start_token, turn_end_tokens
 
 LLADA = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
@@ -125,6 +129,34 @@ def test_ends_of_texts_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     assert not torch.equal(drawn(logits_eos_inf=True), hidden), "the ends are those of the checkpoint"
 
 
+def test_prompts_begin_with_bos_where_training_texts_did(tmp_path: Path) -> None:
+    """Of LLaDA, DiffuLLaMA and DiffuGPT; once, and not where a chat template has written the text."""
+    source = write_instruct(tmp_path / "a")
+    model = ls.import_model(source)
+    assert model.spec is not None and model.spec.checkpoint is not None and model.tokenizer is not None
+    bos, ids = model.special_token("bos"), model.tokenizer.encode("the cat").tolist()
+    assert start_token(model) == bos == 0
+    for encode in (encode_prompt, encode_infill):
+        given = encode("the cat", model.tokenizer, model.length, bos)
+        assert given.tokens[given.known].tolist() == [bos, *ids]
+        twice = encode(model.tokenizer.decode([0]) + "the cat", model.tokenizer, model.length, bos)
+        assert torch.equal(given.tokens, twice.tokens)
+    gap = encode_infill("[..] cat", model.tokenizer, model.length, bos)
+    assert gap.known[:4].tolist() == [True, False, False, True] and gap.tokens[0] == bos
+    import_checkpoint(source, tmp_path / "run")
+    drawn = sample_run(tmp_path / "run", SampleConfig(prompt="the cat", n=1, steps=2))
+    assert drawn.tokens[0, : len(ids) + 1].tolist() == [bos, *ids]
+    chat = sample_run(tmp_path / "run", SampleConfig(chat=("the cat",), n=1, steps=2))
+    assert chat.tokens[0, 0] == bos and chat.tokens[0, 1] != bos
+    for checkpoint in (model.spec.checkpoint | {"starts_with_bos": False}, {"special": {"bos": 0}}, None):
+        model.spec = replace(model.spec, checkpoint=checkpoint)
+        assert start_token(model) is None
+
+
+def test_families_that_begin_texts_with_bos() -> None:
+    assert {one.name for one in CONVENTIONS if one.starts_with_bos} == {"LLaDA", "DiffuLLaMA"}
+
+
 def test_the_length_of_an_answer_fits_the_model(tmp_path: Path) -> None:
     model = ls.import_model(write_instruct(tmp_path / "a"))
     assert model.tokenizer is not None
@@ -170,7 +202,7 @@ def test_a_part_of_a_long_imported_model_is_generated(
     command = ["sample", "run", "--prompt", "the cat ", "-n", "1", "--steps", "2", "--json"]
     assert main(command) == 0
     printed = capsys.readouterr()
-    prompt = len(ls.load("run").tokenizer.encode("the cat "))
+    prompt = 1 + len(ls.load("run").tokenizer.encode("the cat "))  # after bos
     assert len(json.loads(printed.out)["samples"][0]["tokens"]) == prompt + 128
     assert "have 1,200 tokens, of which 128 are generated; --gen-length sets another number" in printed.err
     assert main([*command, "--gen-length", "8"]) == 0

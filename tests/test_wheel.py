@@ -2,12 +2,14 @@
 
 import importlib.util
 import tomllib
+import zipfile
 from pathlib import Path
 
 import check_wheel
 import pytest
 
 import logosphere as ls
+from logosphere.io import file_sha256
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -24,6 +26,35 @@ def test_the_distributions_are_complete(wheel: Path) -> None:
     assert check_wheel.check_content(wheel) == ls.__version__
     (sdist,) = wheel.parent.glob("logosphere-*.tar.gz")
     check_wheel.check_sdist(sdist)
+
+
+@needs_hatchling
+@pytest.mark.slow
+def test_two_builds_are_the_same_to_the_last_bit(wheel: Path, tmp_path: Path) -> None:
+    """Also another day, and into another folder."""
+    hashes = check_wheel.check_reproducible(tmp_path, sdist=True)
+    assert len(hashes) == 2 and hashes[wheel.name] == file_sha256(wheel)
+
+
+@needs_hatchling
+@pytest.mark.parametrize("name", ["logosphere/x.pth", "logosphere/x.so", "logosphere-1.data/scripts/x", "tests/x.py"])
+def test_code_that_runs_unasked_is_refused(name: str, wheel: Path, tmp_path: Path) -> None:
+    changed = tmp_path / wheel.name
+    changed.write_bytes(wheel.read_bytes())
+    with zipfile.ZipFile(changed, "a") as archive:
+        archive.writestr(name, b"x")
+    with pytest.raises(SystemExit, match="must not have"):
+        check_wheel.check_content(changed)
+
+
+@needs_hatchling
+def test_a_file_that_is_not_recorded_is_refused(wheel: Path, tmp_path: Path) -> None:
+    changed = tmp_path / wheel.name
+    changed.write_bytes(wheel.read_bytes())
+    with zipfile.ZipFile(changed, "a") as archive:
+        archive.writestr("logosphere/more.txt", b"x")
+    with pytest.raises(SystemExit, match=r"lacks \['logosphere/more.txt'\]"):
+        check_wheel.check_content(changed)
 
 
 @needs_hatchling

@@ -44,6 +44,8 @@ class Description:
     """Ids of bos, eos, pad, end of turn …, as the configuration names them."""
     remarks: tuple[str, ...] = ()
     """Sentences for the user: what was assumed and why."""
+    starts_with_bos: bool = False
+    """Whether every text of the training began with bos, so that a prompt has to."""
 
 
 @dataclass(frozen=True)

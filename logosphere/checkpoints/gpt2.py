@@ -103,6 +103,7 @@ class GPT2Family(Family):
             length=length,
             network=network,
             special=special,
+            starts_with_bos=system == "mdlm",
             remarks=(*remarks, *cut),
         )
 

@@ -88,6 +88,7 @@ class LlamaFamily(Family):
             network=network,
             options={} if block is None else {"block": block},
             special=special | read_ids(config, network.rows),
+            starts_with_bos=conventions.starts_with_bos,
             remarks=(f"The conventions are those of {conventions.name}.", *remarks, *more, *conventions.remarks, *cut),
         )
 

@@ -23,6 +23,8 @@ class Conventions:
     system: str = "mdlm"
     mask_id: int | None = None
     shift: bool = False
+    starts_with_bos: bool = False
+    """Whether every text of the training began with bos."""
     attention: str = "full"
     block: int | None = None
     length: int = 4096
@@ -43,10 +45,11 @@ CONVENTIONS = (
         ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"),
         ("llada", "lladamodellm"),
         mask_id=126336,
+        starts_with_bos=True,
         special={"eot": 126348},
         rotary_base=500_000.0,
         eps=1e-5,
-        remarks=("Texts must begin with the start symbol, as in training; its id is that of tokenizer_config.json.",),
+        remarks=("Prompts begin with the start symbol, as in training; its id is that of tokenizer_config.json.",),
     ),
     Conventions(
         "iLLaDA",
@@ -157,6 +160,7 @@ CONVENTIONS = (
         words=("diffullama",),
         mask_id=811,
         shift=True,
+        starts_with_bos=True,
         special={"pad": 30399, "sep": 4936},
         length=2048,
         eps=1e-5,

@@ -223,16 +223,18 @@ class Prompt:
     known: "torch.Tensor"
 
 
-def encode_prompt(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
-    """A text at the start of the sequence; all positions after it are open."""
+def encode_prompt(text: str, tokenizer: "TextTokenizer", length: int, start: int | None = None) -> Prompt:
+    """A text at the start of the sequence, after the token `start` if there is one; all later positions are open."""
     tokens = tokenizer.encode(text).tolist()
+    if start is not None and tokens[:1] != [start]:
+        tokens = [start, *tokens]
     if len(tokens) >= length:
         raise UserError(f"The prompt has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
     return _pad(tokens, [True] * len(tokens), length)
 
 
-def encode_infill(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
-    """A text with gaps such as [....] or [12]; positions after it are open as well."""
+def encode_infill(text: str, tokenizer: "TextTokenizer", length: int, start: int | None = None) -> Prompt:
+    """A text with gaps such as [....] or [12], after the token `start`; positions after it are open as well."""
     tokens: list[int] = []
     known: list[bool] = []
     for part in re.split(r"(\[\.+\]|\[[0-9]{1,6}\])", text):
@@ -240,6 +242,8 @@ def encode_infill(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
         encoded = tokenizer.encode(part).tolist() if gap is None else [0] * gap
         tokens += encoded
         known += [gap is None] * len(encoded)
+    if start is not None and not (known[:1] == [True] and tokens[0] == start):
+        tokens, known = [start, *tokens], [True, *known]
     if len(tokens) > length:
         raise UserError(f"The text has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
     if len(tokens) == length and all(known):

@@ -34,11 +34,6 @@ HASHES = "hashes.json"
 """Names of files that may be replaced -> their sha256: of the file, and of the one before while it is replaced."""
 
 
-def hash_files(folder: Path, *names: str) -> dict[str, dict[str, str]]:
-    """An entry of recipe.json: the sha256 of those of these files that exist."""
-    return {FILES: {name: file_sha256(folder / name) for name in names if (folder / name).exists()}}
-
-
 def recorded_sha256(folder: Path, name: str) -> str | None:
     """The hash that was recorded for a file at the top of a folder; None where none was."""
     known = _read(folder).get(name)

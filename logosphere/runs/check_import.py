@@ -93,7 +93,8 @@ class Import:
         """The part `checkpoint` of recipe.json; `files` are the sha256 of the files that were read."""
         return {
             "source": self.source, "revision": self.revision, "family": self.description.family, "files": files,
-            "special": self.special, "chat_template": self.metadata.chat_template, "licence": self.metadata.licence,
+            "special": self.special, "starts_with_bos": self.description.starts_with_bos,
+            "chat_template": self.metadata.chat_template, "licence": self.metadata.licence,
             "remarks": list(self.remarks),
         }  # fmt: skip
 

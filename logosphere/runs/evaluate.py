@@ -22,6 +22,7 @@ from logosphere.io import (
     WEIGHTS,
     as_file_name,
     file_sha256,
+    hash_files,
     write_atomic,
     write_json,
     write_recipe,
@@ -31,7 +32,6 @@ from logosphere.model import Model
 from logosphere.networks.published.lora import merged_state
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
-from logosphere.pretrained.hashes import hash_files
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run

@@ -24,13 +24,13 @@ from logosphere.io import (
     WEIGHTS,
     as_file_name,
     file_sha256,
+    hash_files,
     stream_tensors,
     write_json,
     write_recipe,
 )
 from logosphere.model import Model
 from logosphere.networks.published.registry import build_network
-from logosphere.pretrained.hashes import hash_files
 from logosphere.runs.check_import import Import, check_import
 from logosphere.runs.run import environment
 from logosphere.runs.settings import SILENT, Display, ImportConfig

@@ -22,6 +22,7 @@ from logosphere.io import (
     WEIGHTS,
     check_sha256,
     file_sha256,
+    hash_files,
     write_atomic,
     write_recipe,
     write_tensors,
@@ -29,7 +30,7 @@ from logosphere.io import (
 from logosphere.model import Model
 from logosphere.networks.published.lora import merged_state
 from logosphere.pretrained import load, read_spec
-from logosphere.pretrained.hashes import check_file, find_weights, hash_files
+from logosphere.pretrained.hashes import check_file, find_weights
 from logosphere.runs.model_card import check_licence, find_reports, make_card, public_name, public_records
 from logosphere.runs.run import Run
 from logosphere.runs.sample import generate_text

@@ -5,8 +5,8 @@ env.json           versions and machine                        ema.safetensors  
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
 samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
-begin.safetensors  what it began with, if not with random weights; base.safetensors  what its adapters adapt
-hashes.json        the sha256 of best.safetensors and remasker.safetensors
+begin.safetensors  what it began with, if not random           hashes.json         of best and remasker.safetensors
+base.safetensors   what its adapters adapt
 """
 
 import json
@@ -36,6 +36,7 @@ from logosphere.io import (
     cache_folder,
     check_folder,
     check_link,
+    hash_files,
     locked,
     read_recipe,
     replace_file,
@@ -55,7 +56,7 @@ from logosphere.pretrained import (
     resolve_folder,
 )
 from logosphere.pretrained.adapters import BASE
-from logosphere.pretrained.hashes import check_file, find_weights, hash_files
+from logosphere.pretrained.hashes import check_file, find_weights
 from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
 from logosphere.runs.metrics import read_metrics
 from logosphere.runs.training_records import ParentCheckpoint, TrainingRecord, read_records

@@ -34,6 +34,7 @@ from logosphere.sampling.generate import Generation, generate
 from logosphere.sampling.guidance import Guide
 from logosphere.sampling.layout import generates_parts
 from logosphere.sampling.loop import GRIDS, Frame
+from logosphere.sampling.published import start_token
 from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Condition, TextTokenizer, Tokens
@@ -86,7 +87,8 @@ def sample_run(
     model = run.model(config.weights).place(find_device(run.config.device))
     chatting = bool(config.chat)
     config = apply_template(model, run.tokenizer, config) if chatting else _limit_length(model, run, config, notify)
-    given = _known_text(model, run.tokenizer, config.prompt, config.infill, config.hold)
+    start = None if chatting else start_token(model)  # a chat template writes it where it belongs
+    given = _known_text(model, run.tokenizer, config, start)
     recorder = Recorder(model) if record or watch is not None else None
 
     def see(frame: Frame) -> None:
@@ -149,7 +151,7 @@ def _limit_length(model: Model, run: Run, config: SampleConfig, notify: Callable
         return config
     prefix = 0
     if config.prompt:
-        prefix = int(encode_prompt(config.prompt, run.tokenizer, model.length).known.sum())
+        prefix = int(encode_prompt(config.prompt, run.tokenizer, model.length, start_token(model)).known.sum())
     length = config.length
     if length is None and model.length > LONG:
         length = min(model.length, prefix + GEN_LENGTH)
@@ -162,13 +164,14 @@ def _limit_length(model: Model, run: Run, config: SampleConfig, notify: Callable
     return replace(config, length=None, decoding=replace(config.decoding, gen_length=length - prefix))
 
 
-def _known_text(model: Model, tokenizer: TextTokenizer, prompt: str, infill: str, hold: str = "") -> Prompt | None:
-    """The tokens of the prompt, of the text around gaps, or of what is held."""
+def _known_text(model: Model, tokenizer: TextTokenizer, config: SampleConfig, start: int | None) -> Prompt | None:
+    """The tokens of the prompt or of the text around gaps, after the token `start`; or those of what is held."""
+    prompt, infill, hold = config.prompt, config.infill, config.hold
     given: Prompt | None = None
     if prompt:
-        given = encode_prompt(prompt, tokenizer, model.length)
+        given = encode_prompt(prompt, tokenizer, model.length, start)
     elif infill:
-        given = encode_infill(infill, tokenizer, model.length)
+        given = encode_infill(infill, tokenizer, model.length, start)
     elif hold:
         given = encode_hold(hold, tokenizer, model.length)
     if given is not None:
@@ -309,7 +312,8 @@ def generate_text(
             precision=precision,
         )
 
-    drawn = _with_length(write, model, tokenizer, _known_text(model, tokenizer, prompt, infill), length)
+    given = SampleConfig(prompt=prompt, infill=infill)
+    drawn = _with_length(write, model, tokenizer, _known_text(model, tokenizer, given, start_token(model)), length)
     return [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
 
 

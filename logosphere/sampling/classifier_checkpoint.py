@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from logosphere.errors import UserError, suggest
-from logosphere.io import FILES, file_sha256, load_strict, read_recipe, read_tensors, write_recipe, write_tensors
+from logosphere.io import FILES, hash_files, load_strict, read_recipe, read_tensors, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.networks.classifier import NoisyClassifier
 from logosphere.networks.config import NetworkConfig
@@ -59,8 +59,7 @@ class ClassifierCheckpoint:
             "network": asdict(self.classifier.network),
         }
         write_tensors(Path(folder) / CLASSIFIER, self.classifier.state_dict())
-        hashes = {FILES: {CLASSIFIER: file_sha256(Path(folder) / CLASSIFIER)}}
-        write_recipe(Path(folder) / ABOUT, {"classifier": about} | hashes)
+        write_recipe(Path(folder) / ABOUT, {"classifier": about} | hash_files(Path(folder), CLASSIFIER))
 
     @staticmethod
     def load(folder: str | Path, model: Model, tokenizer: str = "") -> "ClassifierCheckpoint":

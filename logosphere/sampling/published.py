@@ -93,6 +93,12 @@ def default_block(model: Model, prefix: int, config: DecodingConfig, usual: int)
     return next(size for size in range(min(usual, max(1, generated)), 0, -1) if generated % size == 0)
 
 
+def start_token(model: Model) -> int | None:
+    """The token before the first of a text, where a published model was trained with one in every text."""
+    checkpoint = None if model.spec is None else model.spec.checkpoint
+    return model.special_token("bos") if checkpoint is not None and checkpoint.get("starts_with_bos") is True else None
+
+
 def end_tokens(model: Model) -> tuple[int, ...]:
     """The tokens that end a text: of a published checkpoint those it names, else that of the tokenizer, if it has one.
 

@@ -9,6 +9,7 @@ import torch
 from logosphere.data.tokenizers import Prompt, Tokenizer, encode_infill, encode_prompt
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.sampling.published import start_token
 from logosphere.sampling.registry import sampler_info
 from logosphere.terminal import quote_command
 from logosphere.types import Positions, Tokens
@@ -129,7 +130,7 @@ def resolve_holds(request: GenerateRequest, model: Model, tokenizer: Tokenizer) 
         raise UserError(f"The studio shows {limit}; request fewer texts or steps.")
     known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
     if request.prompt:
-        given = encode_prompt(request.prompt, tokenizer, model.length)
+        given = encode_prompt(request.prompt, tokenizer, model.length, start_token(model))
         known, tokens = given.known.clone(), given.tokens.clone()
     prompt, released = int(known.sum()), list[int]()
     for hold in request.holds:
