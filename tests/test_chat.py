@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from chat_fixtures import EOS, LLADA, TEXT, write_instruct
 from cli_helpers import error_line, read_json
-from published_fixtures import write_llada
 
 import logosphere as ls
 from logosphere.checkpoints import chat
 from logosphere.checkpoints.chat import make_messages, render_chat, render_chats
 from logosphere.checkpoints.llama_models import CONVENTIONS
 from logosphere.cli import main
-from logosphere.data.tokenizer_registry import SubwordTokenizer
 from logosphere.data.tokenizers import encode_infill, encode_prompt
 from logosphere.errors import UserError
 from logosphere.runs.chat import apply_template, cut_answer
@@ -25,25 +24,6 @@ from logosphere.runs.settings import SampleConfig
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.generate import generate
 from logosphere.sampling.published import end_tokens, start_token, turn_end_tokens
-
-LLADA = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-TEXT = "the cat sat on a mat and ran to its red hat. " * 50
-EOS, EOT = 1, 2
-
-
-def write_instruct(folder: Path = Path("source"), template: str | None = LLADA, length: int = 320) -> Path:
-    write_llada(folder, rows=320, length=length, mask=310)
-    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [EOS, 3], "bos_token_id": 0}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(SubwordTokenizer.train_bpe([TEXT], 300).describe()["json"])
-    settings = {} if template is None else {"chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def test_a_conversation_is_rendered_as_in_training() -> None:

@@ -24,6 +24,7 @@ from logosphere.runs.settings import (
     EvaluateConfig,
     InfillingConfig,
     OrderConfig,
+    Precision,
     SampleConfig,
     TaskConfig,
     Weights,
@@ -153,6 +154,9 @@ class Serve(Arguments):
     """Texts that are sampled together, at most."""
     timeout: float = 600.0
     """Seconds that a request may take, in the queue and in work."""
+    precision: Precision = "float32"
+    """Precision of the network. auto is bfloat16 where the processor has instructions for it: faster, but the text of a
+    seed then depends a little on the texts that are sampled with it."""
 
     def check(self) -> None:
         if not 0 <= self.port < 1 << 16:

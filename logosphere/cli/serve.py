@@ -17,7 +17,7 @@ def serve(arguments: Serve, argv: list[str]) -> int:
     key = arguments.api_key or os.environ.get(KEY_VARIABLE, "")
     check_key(arguments.host, key)
     with open_listener(arguments.host, arguments.port) as listener:  # an occupied port is found before models load
-        catalogue = Catalogue.load(arguments.runs)
+        catalogue = Catalogue.load(arguments.runs, arguments.precision)
         limits = ServeLimits(queue=arguments.queue, batch=arguments.batch, request_seconds=arguments.timeout)
         server = build_server(
             catalogue, listener, host=arguments.host, key=key, allowed=arguments.allow_host, limits=limits

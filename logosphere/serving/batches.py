@@ -70,6 +70,7 @@ def run_batch(served: ServedModel, rows: Sequence[Row], emit: Emit, is_stopping:
         top_p=settings.top_p,
         top_k=1 if greedy else None,
         renoise_known=key.renoised,
+        precision=served.precision,
         decoding=key.decoding,
         until=see,
     )

@@ -20,7 +20,7 @@ from logosphere.serving.rows import Row
 from logosphere.studio.jobs import Event, Job, JobPool, LimitReached
 
 MAX_JOBS = 2
-"""Threads: one batch is sampled at a time, and a second one is started if the first does not stop when it is told to."""
+"""Threads: one batch is sampled at a time, and a second one begins if the first does not stop when it is told to."""
 STOP_SECONDS = 30.0
 """How long a batch may take to stop when nobody waits for it; a step of a large model takes seconds."""
 
@@ -77,7 +77,7 @@ class Engine:
         if len(self.waiting) + len(rows) > self.limits.queue:
             self.metrics.rejected += 1
             raise APIError(
-                f"{len(self.waiting)} texts wait already, and the queue has {self.limits.queue} places; try again later.",
+                f"{len(self.waiting)} texts wait, and the queue has {self.limits.queue} places; try again later.",
                 429,
                 code="queue_full",
                 retry=self.estimate_wait(),

@@ -27,10 +27,12 @@ class ServedModel:
     """Whether it was trained without known positions (`Run.needs_renoise`)."""
     sampler: str = "auto"
     temperature: float = 1.0
+    precision: str = "float32"
+    """Of the network; in bfloat16 a text depends a little on those that are sampled with it."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @staticmethod
-    def load(place: str) -> "ServedModel":
+    def load(place: str, precision: str = "float32") -> "ServedModel":
         """Load the weights of a run or of pretrained:NAME."""
         run = Run(place, trained=False)
         model = run.model().place(find_device(run.config.device))
@@ -40,7 +42,7 @@ class ServedModel:
         predicts = model.process.predicts_tokens
         return ServedModel(
             run.path.resolve().name, model, tokenizer, run.needs_renoise(model), best.sampler if is_export else "auto",
-            best.temperature if is_export and predicts else 1.0,
+            best.temperature if is_export and predicts else 1.0, precision,
         )  # fmt: skip
 
     @property
@@ -66,9 +68,9 @@ class Catalogue:
             raise UserError(f"Two models are called {twice}, and requests choose a model by its name; rename a folder.")
 
     @staticmethod
-    def load(places: Sequence[str | Path]) -> "Catalogue":
+    def load(places: Sequence[str | Path], precision: str = "float32") -> "Catalogue":
         """Load the models of these places; without any, the bundled ones for new texts and for gaps."""
-        return Catalogue([ServedModel.load(str(place)) for place in places or default_places()])
+        return Catalogue([ServedModel.load(str(place), precision) for place in places or default_places()])
 
     def find(self, name: str) -> ServedModel:
         """The model of a request, also by the name that the command line has for a bundled one."""

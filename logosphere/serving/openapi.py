@@ -117,8 +117,8 @@ def _shared(names: list[str]) -> Schema:
         "stream": _flag("Answer by server-sent events."),
         "stop": {"anyOf": [{"type": "null"}, stop, {"type": "array", "maxItems": MAX_STOPS, "items": stop}]},
         "seed": _whole(0, 2**63 - 1, "The same seed gives the same text, whatever else is sampled at the time."),
-        "temperature": _number(0, 2, "0 takes the likeliest tokens; without it the default of the model."),
-        "top_p": _number(0, 1, "The likeliest tokens with this probability; above 0.") | {"exclusiveMinimum": 0},
+        "temperature": _number(0.0, 2.0, "0 takes the likeliest tokens; without it the default of the model."),
+        "top_p": _number(0.0, 1.0, "The likeliest tokens with this probability; above 0.") | {"exclusiveMinimum": 0},
         "logit_bias": {
             "type": ["object", "null"],
             "maxProperties": MAX_BIASES,
@@ -154,7 +154,7 @@ def _schemas(names: list[str]) -> Schema:
     )
     completion = _shared(names) | streaming | {
         "prompt": {"anyOf": [{"type": "null"}, *prompts]},
-        "suffix": {"type": ["string", "null"], "maxLength": MAX_CHARACTERS, "description": "Text after a gap of max_tokens."},
+        "suffix": _text(MAX_CHARACTERS, "Text after a gap of max_tokens.") | {"type": ["string", "null"]},
         "infill": {"type": ["string", "null"], "description": "A text with gaps such as [....] or [12]."},
         "echo": _flag("Repeat the prompt."),
     }  # fmt: skip

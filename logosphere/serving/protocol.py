@@ -1,11 +1,9 @@
-"""Requests of OpenAI's API for completions and chats, checked and limited in size, and the extensions of this server."""
+"""Requests of OpenAI's API for completions and chats, checked and limited in size, and extensions of this server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from logosphere.errors import UserError
-from logosphere.rng import as_seed
 from logosphere.serving.errors import APIError
 from logosphere.serving.fields import Fields, check_text, refuse
 from logosphere.serving.limits import (
@@ -170,12 +168,7 @@ def _parse_top_p(fields: Fields) -> float:
 
 
 def _parse_seed(fields: Fields) -> int | None:
-    if "seed" not in fields:
-        return None
-    try:
-        return as_seed(fields.content["seed"])
-    except UserError as problem:
-        raise APIError(str(problem), param="seed") from None
+    return fields.whole("seed", 0, 0, 2**63 - 1) if "seed" in fields else None
 
 
 def _parse_stops(fields: Fields) -> tuple[str, ...]:
