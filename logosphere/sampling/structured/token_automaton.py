@@ -35,11 +35,13 @@ class TokenAutomaton:
     target: Int64[Tensor, "S D"]
     group: Int64[Tensor, "S D"]
     """Entries that are not used have the last group, which has no token."""
+    edge: Int64[Tensor, "3 E"]
+    """The same moves one after another: states before, groups, states after."""
     members: Float[Tensor, "C1 U1"]
     """Which classes belong to each group: 1 or 0, float64."""
 
     def to(self, device: torch.device) -> "TokenAutomaton":
-        fields = (self.accepting, self.token_class, self.next, self.target, self.group, self.members)
+        fields = (self.accepting, self.token_class, self.next, self.target, self.group, self.edge, self.members)
         return TokenAutomaton(self.states, *(field.to(device) for field in fields))
 
     def accepts(self, tokens: list[int]) -> bool:
@@ -155,6 +157,7 @@ def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_])
     width = max(1, max(map(len, moves), default=1))
     target = np.zeros((states, width), dtype=np.int64)
     group = np.full((states, width), len(sets), dtype=np.int64)
+    edges = [(state, number, following) for state, found in enumerate(moves) for following, number in found]
     for state, found in enumerate(moves):
         for index, (following, number) in enumerate(found):
             target[state, index], group[state, index] = following, number
@@ -166,5 +169,6 @@ def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_])
         torch.from_numpy(columns.astype(np.int64)),
         torch.from_numpy(target),
         torch.from_numpy(group),
+        torch.tensor(edges, dtype=torch.long).view(-1, 3).T.contiguous(),
         torch.from_numpy(members.astype(np.float64)),
     )
