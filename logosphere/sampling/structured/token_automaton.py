@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.sampling.structured.automaton import ByteAutomaton, build_automaton
+from logosphere.sampling.structured.automaton import ByteAutomaton, build_automaton, hash_rows
 from logosphere.sampling.structured.pattern import Pattern
 from logosphere.sampling.structured.pieces import Pieces
 from logosphere.types import Bool, Float, Int64
@@ -130,8 +130,8 @@ def _trim(
 def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_]) -> TokenAutomaton:
     """The classes of tokens, and the moves of each state by the state that follows."""
     states = len(table) - 1
-    columns, token_class = np.unique(table, axis=1, return_inverse=True)
-    token_class = token_class.reshape(-1)
+    _, example, token_class = np.unique(hash_rows(table), return_index=True, return_inverse=True)
+    columns, token_class = table[:, example], token_class.reshape(-1)
     dead = (columns == states).all(0)
     order = np.argsort(dead, kind="stable")
     classes = int((~dead).sum())
