@@ -28,6 +28,7 @@ from logosphere.rng import as_generator
 from logosphere.runs.chat import GEN_LENGTH, apply_template, cut_answer
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import ClassifierGuidance, SampleConfig
+from logosphere.runs.structured import cut_text, find_constraint
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
@@ -36,6 +37,7 @@ from logosphere.sampling.layout import generates_parts
 from logosphere.sampling.loop import GRIDS, Frame
 from logosphere.sampling.published import start_token
 from logosphere.sampling.sampler import Sampler
+from logosphere.sampling.structured.constraint import Constraint
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Condition, TextTokenizer, Tokens
 from logosphere.untrusted import open_regular
@@ -97,11 +99,14 @@ def sample_run(
         if watch is not None:
             watch(run, given, recorded)
 
-    drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
+    constraint = find_constraint(model, config, given)
+    drawn = _draw(run, model, given, config, constraint, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
     rows, answers = drawn.tokens.tolist(), None
     if chatting and given is not None:
         rows = answers = [cut_answer(model, row, int(given.known.sum())) for row in rows]
+    elif constraint is not None:
+        rows = [cut_text(row, constraint) for row in rows]
     texts = [tokenizer.decode(row) for row in rows]
     trajectory = None if recorder is None else recorder.trajectory
     return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, drawn.cache, answers)
@@ -111,7 +116,7 @@ def _choose(
     run: Run | str | Path | None, config: SampleConfig, notify: Callable[[str], None]
 ) -> tuple[Run, SampleConfig]:
     """The run to sample from, and the settings with every default filled in."""
-    infilling = bool(config.infill or config.hold)
+    infilling = bool(config.infill or config.hold or config.constrained)
     if isinstance(run, Run):
         chosen = run
     else:
@@ -129,7 +134,7 @@ def _choose(
     decodes = bool(config.decoding.given())
     name = best.sampler if config.sampler == "auto" and not decodes else config.sampler
     length = config.length
-    if length is None and not decodes and best.length is not None and not config.infill:
+    if length is None and not decodes and best.length is not None and not (config.infill or config.constrained):
         fits = min(best.length, chosen.config.length - 1)
         length = fits if 2 * len(chosen.tokenizer.encode(config.prompt)) < fits else None  # a long prompt needs room
     way = f"at a temperature of {best.temperature}" + (f" with the sampler '{name}'" if name != "auto" else "")
@@ -184,6 +189,7 @@ def _draw(
     model: Model,
     given: Prompt | None,
     config: SampleConfig,
+    constraint: Constraint | None,
     watch: Callable[[Frame], None] | None,
     notify: Callable[[str], None],
     group: ProcessGroup,
@@ -217,11 +223,17 @@ def _draw(
             guide=guide,
             precision=config.precision,
             decoding=config.decoding,
+            constraint=constraint,
+            particles=config.particles,
             renoise_known=renoises and known is not None and bool(known.any()),
             watch=watch,
             group=group,
         )
 
+    if constraint is not None:
+        drawn = write(None, None if given is None else given.known, None if given is None else given.tokens)
+        whole = constraint.end is not None  # the text is followed by further ends
+        return drawn if whole else replace(drawn, tokens=drawn.tokens[:, : constraint.stop])
     return _with_length(write, model, run.tokenizer, given, config.length, config.overlap)
 
 
@@ -270,12 +282,15 @@ def generate_text(
     guide: Guide | None = None,
     renoise_known: bool | None = None,
     precision: str = "float32",
+    constraint: Constraint | None = None,
+    particles: int = 1,
 ) -> list[str]:
     """n texts of a model that has a tokenizer, after a `prompt` or around the gaps of `infill` ("the [....] of").
 
     `length` and the other arguments are those of `logosphere sample`; `rng` may be a seed. With `renoise_known` the
     network sees known tokens as noisy as the rest: by default if it reads the time, because such a network was trained
-    without clean tokens among noisy ones unless its batches had known positions.
+    without clean tokens among noisy ones unless its batches had known positions. A `constraint` (`ls.constrain`) is
+    on the whole text, with what is known of it.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -310,10 +325,18 @@ def generate_text(
             guidance=guidance,
             guide=guide,
             precision=precision,
+            constraint=constraint,
+            particles=particles,
         )
 
-    given = SampleConfig(prompt=prompt, infill=infill)
-    drawn = _with_length(write, model, tokenizer, _known_text(model, tokenizer, given, start_token(model)), length)
+    config = SampleConfig(prompt=prompt, infill=infill)
+    given = _known_text(model, tokenizer, config, start_token(model))
+    if constraint is not None:
+        if length is not None:
+            raise UserError("A constraint has a length of its own: ls.constrain(model, …, length=…).")
+        drawn = write(None, None if given is None else given.known, None if given is None else given.tokens)
+        return [tokenizer.decode(cut_text(row, constraint)) for row in drawn.tokens.tolist()]
+    drawn = _with_length(write, model, tokenizer, given, length)
     return [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
 
 

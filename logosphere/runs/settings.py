@@ -194,6 +194,12 @@ class SampleConfig:
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
     hold: str = ""
     """Hold token numbers at positions: '0:17,4 12:33' holds 17 and 4 from position 0 on, and 33 at position 12."""
+    match: str = ""
+    """Only texts that match this regular expression of Python from beginning to end."""
+    json_schema: Path | None = None
+    """Only texts that are JSON of the schema in this file."""
+    particles: int = 1
+    """With --match or --json-schema: particles for each text, which correct the look-ahead of predictions."""
     label: str = ""
     """Sample for this label, where the model or a --classifier was trained with labels."""
     source: str = ""
@@ -233,6 +239,11 @@ class SampleConfig:
     trust_references: bool = False
     """Fetch the encoder that the recipe of a run names, although it was not written on this machine."""
 
+    @property
+    def constrained(self) -> bool:
+        """Whether texts are constrained to a language."""
+        return bool(self.match) or self.json_schema is not None
+
     def check(self) -> None:
         """Raise for options that contradict each other."""
         if self.prompt and self.infill:
@@ -243,6 +254,10 @@ class SampleConfig:
             raise UserError("--system-message begins a conversation; add --chat with a message of the user.")
         if self.hold and (self.prompt or self.infill):
             raise UserError("--hold names tokens at their positions; leave out --prompt and --infill.")
+        if self.match and self.json_schema is not None:
+            raise UserError("Give either --match or --json-schema; both describe the whole text.")
+        if self.particles != 1 and not self.constrained:
+            raise UserError("--particles belongs to --match and --json-schema; add one of them.")
         self.by_classifier.check(self.label)
         self.decoding.check()
         if self.length is not None and self.decoding.gen_length is not None:

@@ -82,7 +82,7 @@ class ConstrainedGeneration:
             everywhere = torch.ones_like(self.batch.known)
             text = run.restrict(log_p.flatten(0, 1), everywhere, ~everywhere, self.batch.tokens)
             tokens = log_p.argmax(-1)
-            tokens[:, run.start : run.stop] = text.sample(noise)
+            tokens[:, run.start : run.stop] = text.draw_tokens(noise)
             log_weight = text.product.log_z
         else:
             tokens = codec.decode(z)

@@ -54,14 +54,14 @@ class ParticleStepper(StepperWrapper):
         self, process: Process, last: ConstrainedEvaluate, z: State, moved: State, t: Times, s: Times
     ) -> Float[Tensor, " B"]:
         """log Z of the last predictions, given the states after the step."""
-        assert last.predicted is not None and last.log_p is not None and last.tokens is not None
-        where, log_p = last.predicted, last.log_p
+        assert last.predicted is not None and last.log_p is not None
+        where, log_p, tokens = last.predicted, last.log_p, process.codec.decode(moved).clamp(0, process.codec.vocab_size - 1)
         context = log_p - process.log_likelihood(z[where], t[where])
         found = (context + process.log_likelihood(moved[where], s[where])).log_softmax(-1)
-        known = torch.full_like(log_p, -MAX_LOGIT).scatter(-1, last.tokens[where][:, None], 0.0)
+        known = torch.full_like(log_p, -MAX_LOGIT).scatter(-1, tokens[where][:, None], 0.0)
         found = torch.where((s[where] == 0)[:, None], known, found)
         uncertain = process.needs_prediction(z, t > 0)
-        return self.inner.run.restrict(found, where, ~(where | uncertain), last.tokens).product.log_z
+        return self.inner.run.restrict(found, where, ~(where | uncertain), tokens).product.log_z
 
     def _resample(self, noise: Noise) -> Int64[Tensor, " B"] | None:
         """The rows that continue, where the weights of a group are too unequal; None if no group's are.

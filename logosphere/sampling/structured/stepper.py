@@ -13,14 +13,16 @@ q(z_s | x), so that after any number of steps samples are p(x | language).
 """
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from logosphere.codecs.tokens import DigitCodec
 from logosphere.processes.base import MAX_LOGIT, Process
+from logosphere.processes.capabilities import Unmasking
 from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Evaluate, JointDraws, Stepper, StepperWrapper
+from logosphere.sampling.steppers.base import Evaluate, JointDraws, PredictionUse, Stepper, StepperWrapper
 from logosphere.sampling.structured.constraint import Constraint
 from logosphere.sampling.structured.product import RestrictedProduct
 from logosphere.types import Batch, Bool, Int64, Logits, Positions, Predict, State, Times, Tokens
@@ -36,7 +38,7 @@ class ConstraintRun:
         self.known, self.tokens = batch.known[:, part], batch.tokens[:, part]
         self.automaton = constraint.automaton.to(batch.tokens.device)
         # What is open after the present block: only whether some text remains matters, the same in every step.
-        self.tail = None if whole else constraint.open_product(self.known, self.tokens).backward
+        self.tail = None if whole else constraint.open_product(self.known, self.tokens).log_beta
         self.prefix = (0, torch.zeros(len(batch), dtype=torch.long, device=batch.tokens.device))
 
     def restrict(
@@ -46,7 +48,8 @@ class ConstraintRun:
         `determined` positions have `tokens`."""
         part = slice(self.start, self.stop)
         inside = predicted[:, part] & ~self.known
-        log_p = log_p[self._inside(predicted)]
+        packed = self._inside(predicted)
+        log_p = log_p if bool(packed.all()) else log_p[packed]
         tokens = torch.where(self.known, self.tokens, tokens[:, part])
         open_places = ~self.known & ~inside & ~determined[:, part]
         columns = inside.any(0).nonzero().squeeze(1)
@@ -85,26 +88,38 @@ class RestrictedText:
 
     def __init__(self, product: RestrictedProduct, inside: Positions, tokens: Tokens, first: int, last: int):
         self.product, self.inside, self.tokens, self.first, self.last = product, inside, tokens, first, last
+        self.groups: Int64[Tensor, "B T"] | None = None
+        """The groups of the tokens of one draw."""
 
-    def sample(self, noise: Noise) -> Tokens:
-        """One draw of the text."""
+    def draw_groups(self, noise: Noise) -> None:
+        """Draw the states of the automaton: given these, tokens are independent."""
+        self.groups = self.product.sample_groups(noise)
+
+    def draw_tokens(self, noise: Noise) -> Tokens:
+        """The tokens of the draw."""
         drawn = self.tokens.clone()
         if self.last > self.first:
-            drawn[:, self.first : self.last] = self.product.sample(noise)
+            drawn[:, self.first : self.last] = self.product.sample(noise, self.groups)
         return drawn
+
+    def conditional(self) -> Logits:
+        """The packed predictions given the states of the automaton."""
+        assert self.groups is not None
+        return self.product.restrict_predictions(self.groups)
 
 
 class ConstrainedEvaluate(JointDraws):
     """Evaluations of the network with predictions that are restricted to the language."""
 
-    def __init__(self, run: ConstraintRun, process: Process, evaluate: Evaluate, use: str, s: Times, noise: Noise):
+    def __init__(
+        self, run: ConstraintRun, process: Process, evaluate: Evaluate, use: PredictionUse, s: Times, noise: Noise
+    ):
         self.run, self.process, self.evaluate, self.use, self.s, self.noise = run, process, evaluate, use, s, noise
-        self.tokens: Tokens | None = None
-        """The joint draw of the last evaluation, at all positions of the text."""
         self.text: RestrictedText | None = None
+        """The restricted distribution of the last evaluation, with its predictions, their positions and times."""
         self.log_p: Logits | None = None
         self.predicted: Positions | None = None
-        self.times: Times | None = None
+        self.decoded: Tokens | None = None
 
     def __call__(self, z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits:
         if denoiser is not None:
@@ -114,38 +129,60 @@ class ConstrainedEvaluate(JointDraws):
         predicted = (where | uncertain) if self.run.whole else where
         out = self.evaluate(z, t, predicted)
         log_p = process.log_posterior(out, z[predicted], t[predicted])
-        tokens = codec.decode(z).clamp(0, codec.vocab_size - 1)
+        self.decoded = codec.decode(z).clamp(0, codec.vocab_size - 1)
         if isinstance(codec, DigitCodec):
             given = _DigitPredictions(codec, z, predicted, log_p)
-            text = self.run.restrict(given.log_p, given.predicted, given.determined(uncertain), tokens)
+            text = self.run.restrict(given.log_p, given.predicted, given.determined(uncertain), self.decoded)
         else:
-            text = self.run.restrict(log_p, predicted, ~(predicted | uncertain), tokens)
-        drawn = tokens.clone()
-        drawn[:, self.run.start : self.run.stop] = text.sample(self.noise)
-        self.tokens, self.text, self.log_p, self.predicted, self.times = drawn, text, log_p, predicted, t
-        posterior = self._posterior(log_p, predicted, text, drawn)[where[predicted]]
+            text = self.run.restrict(log_p, predicted, ~(predicted | uncertain), self.decoded)
+        text.draw_groups(self.noise)
+        self.__dict__.pop("tokens", None)  # those of an earlier evaluation in this step
+        self.text, self.log_p, self.predicted = text, log_p, predicted
+        posterior = self._posterior(log_p, predicted, text)
+        if not torch.equal(predicted, where):
+            posterior = posterior[where[predicted]]
         return process.from_posterior(posterior, z[where], t[where]).to(out.dtype)
 
-    def _posterior(self, log_p: Logits, predicted: Positions, text: RestrictedText, drawn: Tokens) -> Logits:
-        """What the stepper gets in place of the prediction; outside of the text that is the prediction."""
-        run, codec = self.run, self.process.codec
-        if isinstance(codec, DigitCodec):
-            classes = codec.to_digits(drawn).flatten(1)[predicted]
-            inside = codec.expand_to_states(self._in_text(drawn, torch.ones_like(text.inside)))[predicted]
-        else:
-            classes = drawn[predicted]
-            inside = self._in_text(drawn, text.inside)[predicted]
-        certain = torch.full_like(log_p, -MAX_LOGIT).scatter(-1, classes[:, None], 0.0)
-        if self.use == "draws" or isinstance(codec, DigitCodec):
-            return torch.where(inside[:, None], certain, log_p)
-        marginals = log_p.clone()
-        if bool(inside.any()):
-            marginals[inside] = text.product.log_marginals().to(log_p.dtype)
-        if self.use == "order":
-            return marginals
-        return torch.where((inside & (self.s[predicted] == 0))[:, None], certain, marginals)
+    @property
+    def lazy(self) -> bool:
+        """Whether the stepper itself draws tokens, for masks that become tokens: given the states of the automaton."""
+        process = self.process
+        return self.use == "draws" and isinstance(process, Unmasking) and process.unmasks_tokens and process.codec.is_discrete
 
-    def _in_text(self, like: Tokens, inside: Positions) -> Positions:
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The joint draw of the last evaluation, at all positions."""
+        assert self.decoded is not None and self.text is not None
+        drawn = self.decoded.clone()
+        drawn[:, self.run.start : self.run.stop] = self.text.draw_tokens(self.noise)
+        return drawn
+
+    def _posterior(self, log_p: Logits, predicted: Positions, text: RestrictedText) -> Logits:
+        """What the stepper gets in place of the prediction; outside of the text that is the prediction."""
+        codec = self.process.codec
+        if isinstance(codec, DigitCodec):
+            classes = codec.to_digits(self.tokens).flatten(1)[predicted]
+            inside = codec.expand_to_states(self._in_text(self.tokens, torch.ones_like(text.inside)))[predicted]
+            certain = torch.full_like(log_p, -MAX_LOGIT).scatter(-1, classes[:, None], 0.0)
+            return torch.where(inside[:, None], certain, log_p)
+        inside = self._in_text(predicted, text.inside)[predicted]
+        if self.lazy:
+            found = text.conditional()
+        elif self.use == "draws":
+            found = self._certain(log_p, predicted, inside)
+        else:
+            found = text.product.log_marginals().to(log_p.dtype)
+        if self.use == "means":
+            certain = self._certain(log_p, predicted, inside)
+            found = torch.where((self.s[predicted] == 0)[inside][:, None], certain, found)
+        return found if bool(inside.all()) else log_p.masked_scatter(inside[:, None], found)
+
+    def _certain(self, log_p: Logits, predicted: Positions, inside: Bool[Tensor, " N"]) -> Logits:
+        """A prediction of the drawn tokens without doubt."""
+        drawn = self.tokens[predicted][inside]
+        return torch.full_like(log_p[inside], -MAX_LOGIT).scatter(-1, drawn[:, None], 0.0)
+
+    def _in_text(self, like: Tensor, inside: Positions) -> Positions:
         """A field over the positions of the text, as one over all positions."""
         field = torch.zeros_like(like, dtype=torch.bool)
         field[:, self.run.start : self.run.stop] = inside
@@ -153,9 +190,10 @@ class ConstrainedEvaluate(JointDraws):
 
     def draw(self, out: Logits, where: Positions, noise: Noise) -> Int64[Tensor, " N"]:
         """The tokens of the joint draw; outside of the text, those of the prediction."""
-        assert self.tokens is not None
-        outside = categorical(out, noise.for_positions(where).uniform(len(out)))
         inside = self._in_text(self.tokens, torch.ones_like(self.run.known))[where]
+        if bool(inside.all()):
+            return self.tokens[where]
+        outside = categorical(out, noise.for_positions(where).uniform(len(out)))
         return torch.where(inside, self.tokens[where], outside)
 
 
@@ -189,11 +227,16 @@ class ConstrainedStepper(StepperWrapper):
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         constrained = ConstrainedEvaluate(self.run, process, evaluate, self.inner.prediction_use, s, noise)
         moved = self.inner(process, constrained, z, t, s, noise)
-        self.last = None if constrained.tokens is None else constrained
-        return moved if constrained.tokens is None else self._finish(process, constrained.tokens, moved, t, s)
+        self.last = None if constrained.text is None else constrained
+        if self.last is None or constrained.lazy:
+            return moved
+        return self._finish(process, constrained, moved, t, s)
 
-    def _finish(self, process: Process, tokens: Tokens, z: State, t: Times, s: Times) -> State:
+    def _finish(self, process: Process, evaluated: ConstrainedEvaluate, z: State, t: Times, s: Times) -> State:
         """States with the tokens of the joint draw where this step ends: some steppers read them off the state."""
+        if not bool((s == 0).logical_and(t > 0).any()):
+            return z
+        tokens = evaluated.tokens
         text = torch.zeros_like(tokens, dtype=torch.bool)
         text[:, self.run.start : self.run.stop] = ~self.run.known
         ended = process.codec.expand_to_states(text) & (t > 0) & (s == 0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.sampling.structured.automaton import ByteAutomaton, build_automaton
+from logosphere.sampling.structured.automaton import ByteAutomaton, build_automaton, hash_rows
 from logosphere.sampling.structured.pattern import Pattern
 from logosphere.sampling.structured.pieces import Pieces
 from logosphere.types import Bool, Float, Int64
@@ -35,11 +35,13 @@ class TokenAutomaton:
     target: Int64[Tensor, "S D"]
     group: Int64[Tensor, "S D"]
     """Entries that are not used have the last group, which has no token."""
+    edge: Int64[Tensor, "3 E"]
+    """The same moves one after another: states before, groups, states after."""
     members: Float[Tensor, "C1 U1"]
     """Which classes belong to each group: 1 or 0, float64."""
 
     def to(self, device: torch.device) -> "TokenAutomaton":
-        fields = (self.accepting, self.token_class, self.next, self.target, self.group, self.members)
+        fields = (self.accepting, self.token_class, self.next, self.target, self.group, self.edge, self.members)
         return TokenAutomaton(self.states, *(field.to(device) for field in fields))
 
     def accepts(self, tokens: list[int]) -> bool:
@@ -128,8 +130,8 @@ def _trim(
 def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_]) -> TokenAutomaton:
     """The classes of tokens, and the moves of each state by the state that follows."""
     states = len(table) - 1
-    columns, token_class = np.unique(table, axis=1, return_inverse=True)
-    token_class = token_class.reshape(-1)
+    _, example, token_class = np.unique(hash_rows(table), return_index=True, return_inverse=True)
+    columns, token_class = table[:, example], token_class.reshape(-1)
     dead = (columns == states).all(0)
     order = np.argsort(dead, kind="stable")
     classes = int((~dead).sum())
@@ -155,6 +157,7 @@ def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_])
     width = max(1, max(map(len, moves), default=1))
     target = np.zeros((states, width), dtype=np.int64)
     group = np.full((states, width), len(sets), dtype=np.int64)
+    edges = [(state, number, following) for state, found in enumerate(moves) for following, number in found]
     for state, found in enumerate(moves):
         for index, (following, number) in enumerate(found):
             target[state, index], group[state, index] = following, number
@@ -166,5 +169,6 @@ def _group_moves(table: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_])
         torch.from_numpy(columns.astype(np.int64)),
         torch.from_numpy(target),
         torch.from_numpy(group),
+        torch.tensor(edges, dtype=torch.long).view(-1, 3).T.contiguous(),
         torch.from_numpy(members.astype(np.float64)),
     )

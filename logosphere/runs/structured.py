@@ -1,0 +1,31 @@
+"""Structured output of `logosphere sample`: the constraint that its options name, and texts without what follows them."""
+
+from logosphere.data.tokenizers import Prompt
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.runs.settings import SampleConfig
+from logosphere.sampling.structured.constraint import Constraint, constrain
+
+
+def find_constraint(model: Model, config: SampleConfig, given: Prompt | None) -> Constraint | None:
+    """The constraint on the printed text: in a chat on the answer, else on the text with all that is known of it."""
+    if not config.constrained:
+        return None
+    start = int(given.known.sum()) if config.chat and given is not None else 0
+    length = config.length
+    if length is not None and length > model.length:
+        raise UserError(
+            f"A text of {length:,} tokens is made of several windows, which cannot be matched together; with --match "
+            f"and --json-schema, --length is at most {model.length:,}."
+        )
+    if config.json_schema is not None:
+        return constrain(model, json_schema=config.json_schema, length=length, start=start)
+    return constrain(model, match=config.match, length=length, start=start)
+
+
+def cut_text(row: list[int], constraint: Constraint) -> list[int]:
+    """The tokens of a text without those after it."""
+    row = row[: constraint.stop]
+    if constraint.end is None or constraint.end not in row[constraint.start :]:
+        return row
+    return row[: row.index(constraint.end, constraint.start)]
