@@ -86,15 +86,19 @@ def describe_budget(budget: dict[str, float]) -> str:
 
 
 def make_boards(records: Sequence[RowRecord]) -> list[Board]:
-    """Group records into boards; those with the test split come first, then those with more rows."""
+    """Group records into boards: the test split first, then campaigns, known commits and boards with more rows."""
     groups: dict[tuple[object, ...], list[RowRecord]] = {}
     for record in records:
         test = record.test
         key = record.part, test.data, test.unit, tuple(record.budget.items()), test.sequences
         groups.setdefault(key, []).append(record)
     boards = [_make_board(members) for members in groups.values()]
-    campaign = {board.title: board.rows[0].first.recipe is not None for board in boards}
-    return sorted(boards, key=lambda board: (not board.on_test, not campaign[board.title], -len(board.rows)))
+
+    def order(board: Board) -> tuple[object, ...]:
+        first = board.rows[0].first
+        return not board.on_test, first.recipe is None, not first.commit, -len(board.rows), board.title
+
+    return sorted(boards, key=order)
 
 
 def _make_board(records: Sequence[RowRecord]) -> Board:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from logosphere.report.comparison import PublishedResult
-from logosphere.report.leaderboard import Board, BoardRow, describe_budget, extrapolate_rows
+from logosphere.report.leaderboard import Board, BoardRow, Extrapolation, describe_budget, extrapolate_rows
 from logosphere.report.page import read_asset, render_page
 from logosphere.report.plots import Dot, Series, plot
 from logosphere.report.row_records import RowRecord
@@ -75,8 +75,8 @@ def _render_board(number: int, board: Board, boards: Sequence[Board], published:
     quoted = [one for one in published if one.dataset == board.dataset and one.unit == board.unit]
     shown = [kind for kind in KINDS if any(row.kind == kind for row in board.rows)]
     papers = [kind for kind in KINDS if any(one.kind == kind and _is_on(board, one) for one in quoted)]
-    heads = ["rank", "system", "family", *(f"{kind}|{SIGN[kind]} bits per {board.unit}" for kind in shown)]
-    heads += ["above the best|± s.e.", "seeds|each training", "steps", "tokens", "CPU min"]
+    heads = ["system", "rank", "family", *(f"{kind}|{SIGN[kind]} bits per {board.unit}" for kind in shown)]
+    heads += ["above the best|± s.e.", *_spent_heads(board)]
     heads += [f"paper, {kind}|{SIGN[kind]} other protocol" for kind in papers] + ["commit"]
     lit = set(range(len(heads) - 1 - len(papers), len(heads) - 1))
     cells = "".join(_render_head(head, i in lit) for i, head in enumerate(heads))
@@ -133,19 +133,14 @@ def _render_row(
     board: Board, row: BoardRow, shown: Sequence[Kind], papers: Sequence[Kind], quoted: Sequence[PublishedResult]
 ) -> str:
     ranked, first = row.ranked, row.first
-    rank = str(ranked.lowest) if ranked.lowest == ranked.highest else f"{ranked.lowest}–{ranked.highest}"
-    above = f"{ranked.above:+.4f} <small>± {ranked.above_error:.4f}</small>"
-    other = " (surrogates)" if row.kind == "surrogate" else ""
+    above = f"{ranked.above:+.3f} <small>± {ranked.above_error:.3f}</small>" if ranked.above else "best"
     cells = [
-        _cell(rank + other, ranked.lowest),
         f'<td class="text"><button type="button">{escape(row.name)}</button></td>',
+        _cell(describe_rank(row), ranked.lowest + 1000 * (row.kind == "surrogate")),
         f'<td class="text">{escape(row.family)}</td>',
         *(_value_cell(row, kind) for kind in shown),
-        _cell(above if ranked.above else "best", ranked.above),
-        _seeds_cell(row),
-        _cell(*_count(first.steps)),
-        _cell(*_count(first.tokens)),
-        _cell(*_minutes(first.cpu_seconds)),
+        _cell(above, ranked.above),
+        *_spent_cells(board, row),
     ]
     for kind in papers:
         found = next((one for one in quoted if one.system == first.system and one.kind == kind), None)
@@ -162,11 +157,40 @@ def _render_row(
     )
 
 
-def _cell(text: str, value: float | None) -> str:
+def describe_rank(row: BoardRow) -> str:
+    """The interval of a rank, with ~ in the ranking of surrogates."""
+    low, high = row.ranked.lowest, row.ranked.highest
+    return ("~ " if row.kind == "surrogate" else "") + (str(low) if low == high else f"{low}–{high}")
+
+
+def _spent_heads(board: Board) -> list[str]:
+    """The columns of seeds and costs that some row has."""
+    records = [row.first for row in board.rows]
+    known = {
+        "seeds|each training": board.has_seeds,
+        "steps": any(record.steps is not None for record in records),
+        "tokens": any(record.tokens is not None for record in records),
+        "CPU min": any(record.cpu_seconds is not None for record in records),
+    }
+    return [head for head, shown in known.items() if shown]
+
+
+def _spent_cells(board: Board, row: BoardRow) -> list[str]:
+    first = row.first
+    cells = {
+        "seeds|each training": _seeds_cell(row),
+        "steps": _cell(*_count(first.steps)),
+        "tokens": _cell(*_count(first.tokens)),
+        "CPU min": _cell(*_minutes(first.cpu_seconds)),
+    }
+    return [cells[head] for head in _spent_heads(board)]
+
+
+def _cell(text: str, value: float | int | None) -> str:
     return f"<td{'' if value is None else f' data-value={chr(34)}{value}{chr(34)}'}>{text}</td>"
 
 
-def _count(value: int | None) -> tuple[str, float | None]:
+def _count(value: int | None) -> tuple[str, int | None]:
     return ("", None) if value is None else (f"{value:,}", value)
 
 
@@ -178,7 +202,7 @@ def _value_cell(row: BoardRow, kind: Kind) -> str:
     if row.kind != kind:
         return "<td></td>"
     measured = row.ranked.row
-    text = f"{SIGN[kind]} {measured.mean:.4f} <small>± {measured.error:.4f}</small>"
+    text = f"{SIGN[kind]} {measured.mean:.3f} <small>± {measured.error:.3f}</small>"
     return f'<td class="kind-{kind}" data-value="{measured.mean}">{text}</td>'
 
 
@@ -186,8 +210,8 @@ def _seeds_cell(row: BoardRow) -> str:
     measured = row.ranked.row
     if measured.spread is None:
         return f'<td data-value="0">{ABSENT}</td>'
-    each = ", ".join(f"{bits:.4f}" for bits in measured.bits)
-    return f'<td data-value="{measured.spread}">{each} <small>± {measured.spread:.4f}</small></td>'
+    each = ", ".join(f"{bits:.3f}" for bits in measured.bits)
+    return f'<td data-value="{measured.spread}">{each} <small>± {measured.spread:.3f}</small></td>'
 
 
 def _render_origin(row: BoardRow) -> str:
@@ -221,6 +245,11 @@ def _can_repeat(record: RowRecord) -> bool:
     return record.steps is not None and (record.recipe is not None or bool(record.arguments))
 
 
+def _mark_kind(row: BoardRow) -> str:
+    """The name of a row, with ~ before that of a surrogate."""
+    return f"~ {row.name}" if row.kind == "surrogate" else row.name
+
+
 def _render_curves(board: Board) -> str:
     drawn = [(n, row) for n, row in enumerate(board.rows) if row.first.curve][:LARGEST_PLOT]
     if not drawn:
@@ -228,7 +257,7 @@ def _render_curves(board: Board) -> str:
 
     def series(cost: str) -> list[Series]:
         return [
-            Series(n, row.name, [
+            Series(n, _mark_kind(row), [
                 Dot(getattr(point, cost), point.bits, note=f"{row.name}: {point.bits:.3f} after {point.step:,} steps")
                 for point in row.first.curve
             ])
@@ -251,17 +280,25 @@ def _render_extrapolations(board: Board, boards: Sequence[Board]) -> str:
     rows = "".join(
         f'<tr><td class="text">{escape(one.row)}</td><td>{one.prediction.cost / 60:g}</td>'
         f"<td>{one.prediction.value:.3f} <small>{one.prediction.low:.3f} to {one.prediction.high:.3f}</small></td>"
-        f"<td>{'' if one.measured is None else f'{one.measured:.3f}'}</td></tr>"
+        f"<td>{_render_check(one)}</td></tr>"
         for one in found
     )
     heads = "".join(f"<th>{head}</th>" for head in ("system", "CPU min", "extrapolated", "measured"))
     return (
         "<h3>Extrapolation</h3><p class='soft'>Not measured: floor + scale · C<sup>−exponent</sup>, fitted to the "
-        "curve of the validation bound and continued, with the interval of a measurement if the same law goes on. Learning "
-        "rates that decay towards the end of the training bend the curve. The last column is what the first seed of a "
-        "longer training reached, where there is one.</p>"
+        "curve of the validation bound and continued, with the interval of a measurement if the same law goes on. "
+        "Learning rates that decay towards the end of the training bend the curve. The last column is what the "
+        "first seed of a longer training reached, where there is one.</p>"
         f"{_wrap_table('extrapolation', heads, rows)}"
     )
+
+
+def _render_check(one: Extrapolation) -> str:
+    """What a longer training reached, and whether that is in the interval."""
+    if one.measured is None:
+        return ""
+    inside = one.prediction.low <= one.measured <= one.prediction.high
+    return f"{one.measured:.3f} <small>{'inside' if inside else 'outside'}</small>"
 
 
 def _render_samples(board: Board) -> str:
@@ -311,7 +348,6 @@ def render_board_markdown(board: Board) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---:|---|" + "---|" * (len(heads) - 2)]
     for row in board.rows:
         ranked = row.ranked
-        rank = str(ranked.lowest) if ranked.lowest == ranked.highest else f"{ranked.lowest}–{ranked.highest}"
         value = f"{SIGN[row.kind]} {ranked.row.mean:.3f} ± {ranked.row.error:.3f}"
         above = f"{ranked.above:+.3f} ± {ranked.above_error:.3f}" if ranked.above else "best"
         seeds = ", ".join("?" if record.seed is None else str(record.seed) for record in row.records)
@@ -319,5 +355,5 @@ def render_board_markdown(board: Board) -> str:
         mark = f" {MARK}" if board.several_commits and row.commits != [board.common_commit] else ""
         commit = ", ".join(commit[:7] for commit in row.commits if commit) or UNKNOWN
         values = [value if kind == row.kind else "" for kind in kinds]
-        lines.append(f"| {' | '.join([rank, row.name, *values, above, seeds + spread, commit + mark])} |")
+        lines.append(f"| {' | '.join([describe_rank(row), row.name, *values, above, seeds + spread, commit + mark])} |")
     return "\n".join(lines) + "\n"
