@@ -32,8 +32,8 @@ def make_record(
         for cost in costs
     )
     return replace(
-        base, row=row, part=part, system=system, seed=seed, budget={"CPU minutes": float(minutes)}, test=test, commit=commit,
-        steps=600, tokens=2_457_600, cpu_seconds=60.0 * minutes, curve=points, note="",
+        base, row=row, part=part, system=system, seed=seed, budget={"CPU minutes": float(minutes)}, test=test,
+        commit=commit, steps=600, tokens=2_457_600, cpu_seconds=60.0 * minutes, curve=points, note="",
     )  # fmt: skip
 
 

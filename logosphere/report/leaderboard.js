@@ -8,7 +8,7 @@
     for (const board of boards) {
       board.hidden = board.id !== choose.value;
       let shown = 0;
-      const rows = [...board.querySelectorAll("tbody tr")];
+      const rows = [...board.querySelectorAll("tr[data-family]")];
       for (const row of rows) {
         const fits = one => one.value === "" || row.dataset[one.id] === one.value;
         row.hidden = !(fits(family) && fits(kind));
@@ -39,11 +39,11 @@
     body.append(...rows);
   }
 
-  const card = find("origin");
+  const card = find("origin"), isNarrow = () => innerWidth <= 620;
   function show(row) {
     card.replaceChildren(row.querySelector("template").content.cloneNode(true));
     card.hidden = false;
-    if (innerWidth <= 620) return; // a sheet at the lower edge, by the style
+    if (isNarrow()) return; // a sheet at the lower edge, by the style
     const at = row.getBoundingClientRect(), height = card.offsetHeight;
     const below = at.bottom + 6 + height < innerHeight;
     card.style.top = `${below ? at.bottom + 6 : Math.max(6, at.top - 6 - height)}px`;
@@ -51,9 +51,9 @@
   }
   function hide() { card.hidden = true; }
 
-  const row_of = event => event.target.closest?.("section.board tbody tr");
+  const row_of = event => event.target.closest?.("tr[data-family]");
   document.addEventListener("pointerover", event => {
-    if (event.pointerType !== "mouse") return;
+    if (event.pointerType !== "mouse" || isNarrow()) return;
     const row = row_of(event);
     if (row) show(row); else if (!card.contains(event.target)) hide();
   });

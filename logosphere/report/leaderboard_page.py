@@ -258,7 +258,7 @@ def _render_curves(board: Board) -> str:
     def series(cost: str) -> list[Series]:
         return [
             Series(n, _mark_kind(row), [
-                Dot(getattr(point, cost), point.bits, note=f"{row.name}: {point.bits:.3f} after {point.step:,} steps")
+                Dot(float(getattr(point, cost)), point.bits, note=f"{row.name}, step {point.step:,}: {point.bits:.3f}")
                 for point in row.first.curve
             ])
             for n, row in drawn
