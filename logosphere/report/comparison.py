@@ -26,9 +26,13 @@ class PublishedResult:
 
 def load_published_results(dataset: str, unit: str) -> list[PublishedResult]:
     """Load what papers report on a dataset in a unit."""
+    return [result for result in load_all_published_results() if result.dataset == dataset and result.unit == unit]
+
+
+def load_all_published_results() -> list[PublishedResult]:
+    """Load what papers report, on all datasets."""
     rows = json.loads(files("logosphere.report").joinpath("published_results.json").read_text(encoding="utf-8"))
-    results = [PublishedResult(**row) for row in rows]
-    return [result for result in results if result.dataset == dataset and result.unit == unit]
+    return [PublishedResult(**row) for row in rows]
 
 
 @dataclass(frozen=True)

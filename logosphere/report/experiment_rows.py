@@ -1,7 +1,7 @@
 """Rows of the leaderboard from experiments of benchmarks/results/: records of single figures, without sequences.
 
-An experiment is shown whose records have bits of a system at a budget of CPU time, so that a new experiment of this
-form appears without a change here.
+Records are rows that have bits of a system, the number of sequences and a budget of CPU time, in experiments of the
+scripts that compare systems; a new experiment of this form appears without a change here.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from logosphere.errors import UserError, shorten
-from logosphere.report.row_records import HeldOutNumber, RowRecord
+from logosphere.report.row_records import HeldOutNumber, RowRecord, read_record
 from logosphere.types import SIGN
 from logosphere.untrusted import read_object
 
@@ -45,7 +45,7 @@ def read_experiments(path: Path) -> tuple[list[RowRecord], list[str]]:
             continue
         steps = {_key(record): record.get("value") for record in records if record.get("metric") == STEPS}
         for record in records:
-            if record.get("metric") in UNITS and BUDGET in (record.get("budget") or {}):
+            if record.get("metric") in UNITS and BUDGET in (record.get("budget") or {}) and "sequences" in record:
                 try:
                     rows.append(_make_row(name, record, steps.get(_key(record))))
                 except (KeyError, TypeError, ValueError) as problem:
@@ -74,7 +74,7 @@ def _make_row(part: str, record: dict[str, Any], steps: object) -> RowRecord:
         kind=record["kind"], unit=UNITS[record["metric"]], bits=bits, error=error,
         sequences=int(record["sequences"]), draws=int(record.get("draws") or 0),
         data=f"{record['data']} {record['split']}", path=str(record.get("path") or ""),
-        block=int(record.get("block") or 0),
+        block=int(record.get("block") or options.get("block") or 0),
     )  # fmt: skip
     row = str(record["row"]).replace("`", "")
     return RowRecord(
@@ -84,3 +84,26 @@ def _make_row(part: str, record: dict[str, Any], steps: object) -> RowRecord:
         arguments=tuple(shlex.split(arguments)), commit=str(record.get("commit") or ""),
         date=str(record.get("date") or ""), note=str(record.get("note") or ""),
     )  # fmt: skip
+
+
+def read_rows(place: Path) -> tuple[list[RowRecord], list[str]]:
+    """The rows of a file or of all files of a folder, and a sentence about each one that is damaged."""
+    rows: list[RowRecord] = []
+    problems: list[str] = []
+    for path in sorted(place.rglob("*.json")) if place.is_dir() else [place]:
+        try:
+            if _has_experiments(path):
+                found, wrong = read_experiments(path)
+                rows, problems = rows + found, problems + wrong
+            else:
+                rows.append(read_record(path))
+        except UserError as problem:
+            problems.append(str(problem))
+    return rows, problems
+
+
+def _has_experiments(path: Path) -> bool:
+    try:
+        return bool(read_object(path).keys() & {"experiments", "tables"})
+    except (OSError, ValueError):
+        return False  # reading it as a record says what is wrong

@@ -73,7 +73,7 @@ def read_asset(name: str) -> str:
     return files("logosphere.report").joinpath(name).read_text(encoding="utf-8")
 
 
-SCRIPTS = ("theme.js", "player.js", "figures.js")
+SCRIPTS = ("theme.js", "player.js", "figures.js", "leaderboard.js")
 
 
 def _make_policy() -> str:
@@ -86,14 +86,17 @@ CONTENT_SECURITY_POLICY = _make_policy()
 """Pages forbid the browser every request, and every script but those of this package, known by their digests."""
 
 
-def render_page(title: str, body: str) -> str:
-    """Render a page with its style and scripts inside; the body must have a button with the id `theme`."""
+def render_page(title: str, body: str, style: str = "") -> str:
+    """Render a page with its style and scripts inside; the body must have a button with the id `theme`.
+
+    `style` is added to the style of all pages.
+    """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
         f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
-        f"<title>{escape(title)}</title><style>{read_asset('style.css')}</style></head><body><main>"
+        f"<title>{escape(title)}</title><style>{read_asset('style.css')}{style}</style></head><body><main>"
         f"{body}</main><script>{read_asset('theme.js')}</script></body></html>\n"
     )
 

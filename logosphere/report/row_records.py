@@ -235,14 +235,3 @@ def _check_numbers(numbers: dict[str, object]) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{name!r} is {shorten(value)}, not a finite number")
-
-
-def read_records(folder: Path) -> tuple[list[RowRecord], list[str]]:
-    """All records of a folder, and a sentence about each file that is damaged or of another version."""
-    records, problems = [], []
-    for path in sorted(folder.rglob("*.json")):
-        try:
-            records.append(read_record(path))
-        except UserError as problem:
-            problems.append(str(problem))
-    return records, problems

@@ -188,6 +188,9 @@ class _Reader:
             given = {key: entry[key] for key in budgets if key in entry}
             if any(isinstance(value, bool) or not isinstance(value, int | float) for value in given.values()):
                 raise UserError(f"{self.path}: the budget of '{name}' must be a number, not {shorten(given)}.")
+            if isinstance(given.get("steps", 1), float):
+                raise UserError(f"{self.path}: the steps of '{name}' must be a whole number, not {given['steps']}.")
+            given = {key: value if key == "steps" else float(value) for key, value in given.items()}
             if len(given) != 1:
                 raise UserError(f"{self.path}: '{name}' must have one budget of {', '.join(sorted(budgets))}.")
             chosen = [self.known_row(row, rows) for row in self.list_of(entry.get("rows"), f"rows of '{name}'")]

@@ -168,7 +168,7 @@ class CampaignRun:
             curve=tuple(read_curve(run)), samplings=tuple(samplings), versions=describe_versions(),
         )  # fmt: skip
         path = write_record(record, self.records)
-        self.display.log(f"{record.name}  {record.test}  {path}")
+        self.display.log(f"{record.name} is recorded in {path}")
         return read_record(path)
 
     def train(self, part: Part, row: CampaignRow, seed: int, factor: float, meter: "CpuMeter") -> Run | None:

@@ -11,8 +11,8 @@ import logosphere
 from logosphere.errors import UserError, suggest
 from logosphere.evaluation.rank_intervals import MeasuredRow, find_influence, pool_variance
 from logosphere.io import as_file_name, check_folder
-from logosphere.report.experiment_rows import read_experiments
-from logosphere.report.row_records import PACKED, HeldOutNumber, RowRecord, number_from_report, read_records
+from logosphere.report.experiment_rows import read_rows
+from logosphere.report.row_records import PACKED, HeldOutNumber, RowRecord, number_from_report
 from logosphere.runs.campaign_rows import find_precision
 from logosphere.runs.config import TrainConfig, config_from_dict
 from logosphere.runs.evaluate import evaluate_run
@@ -23,7 +23,7 @@ from logosphere.runs.train_data import open_with_display
 LEADERBOARD = "leaderboard"
 """The name of the leaderboard of this project: its records are in the repository."""
 ROOT = Path(logosphere.__file__).parent.parent
-PLACES = (ROOT / "benchmarks" / "leaderboard", ROOT / "benchmarks" / "results" / "sphere.json")
+PLACES = (ROOT / "benchmarks" / "leaderboard", ROOT / "benchmarks" / "results")
 ERRORS = 3.0
 """A repetition agrees if its difference is at most this many standard errors."""
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -80,7 +80,7 @@ def load_rows(source: str) -> tuple[list[RowRecord], list[str]]:
     for place in places:
         if not place.exists():
             raise UserError(f"There are no records in {place}; name a folder with records, or '{LEADERBOARD}'.")
-        found, wrong = read_records(place) if place.is_dir() else read_experiments(place)
+        found, wrong = read_rows(place)
         rows, problems = rows + found, problems + wrong
     return rows, problems
 
