@@ -55,6 +55,8 @@ _LAZY = {
     "recipe": "logosphere.runs.recipes:recipe",
     "train": "logosphere.runs.train:train",
     "resume": "logosphere.runs.train:resume",
+    "adapt": "logosphere.runs.adapt:adapt",
+    "AdaptConfig": "logosphere.runs.adaptation:AdaptConfig",
     "EvaluateConfig": "logosphere.runs.settings:EvaluateConfig",
     "evaluate_run": "logosphere.runs.evaluate:evaluate_run",
     "SampleConfig": "logosphere.runs.settings:SampleConfig",

@@ -29,7 +29,7 @@ class Adapt(Arguments):
     out: Path | None = None
     """Folder of the run; default: runs/SYSTEM-DATA."""
     dry_run: bool = False
-    """Only print parameters, memory and the cost of a step; the source is imported into the cache if need be."""
+    """Only print parameters and memory; the source is imported into the cache if need be."""
     json: bool = False
     """Print the result as JSON."""
 

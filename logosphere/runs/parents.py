@@ -28,6 +28,7 @@ from logosphere.runs.import_checkpoint import write_import
 from logosphere.runs.pretrained_parts import choose_tokenizer
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Display
+from logosphere.systems import options as option_defaults
 from logosphere.training.optimizer import OptimizerConfig
 
 SMOLLM2 = "smollm2"
@@ -176,7 +177,9 @@ def differences(parent: Run, spec: Spec, corpus: Corpus, *, adapted: bool = Fals
     rows = [(what, theirs[key], ours[key]) for what, key in names.items()]
     if not adapted:
         one, two = theirs["options"], ours["options"]
-        rows += [(name, one.get(name), two.get(name)) for name in sorted((one.keys() | two.keys()) - FREE)]
+        usual = option_defaults(spec.system)  # options of later versions are not named in earlier recipes
+        names_of_options = sorted((one.keys() | two.keys()) - FREE)
+        rows += [(name, *(part.get(name, usual.get(name)) for part in (one, two))) for name in names_of_options]
         rows += [("published network", _without_anneal(theirs["published"]), _without_anneal(ours["published"]))]
     rows += [("labels", ", ".join(parent.labels), ", ".join(corpus.labels))]
     found = [f"{what} ({_format(a)} there, {_format(b)} here)" for what, a, b in rows if a != b]
