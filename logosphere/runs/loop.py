@@ -38,6 +38,7 @@ from logosphere.training.checkpoint import (
     saved_already,
     use_deterministic,
 )
+from logosphere.training.stages import begin_second_stage
 from logosphere.training.trainer import Diverged, Progress, Trainer, sharding
 from logosphere.types import Batch
 
@@ -195,6 +196,7 @@ class _Session:
             return
         if stages.own:
             self.elapsed = self.elapsed.end_stage_one(step)
+            begin_second_stage(self.model)
         reached = stages.save(self.run, self.trainer, self.corpus, self.config, self.elapsed.cpu_seconds)
         yield AutoencoderTrained(step, self.elapsed.cpu_seconds, reached)
 
