@@ -126,7 +126,8 @@ def test_folders_that_are_no_encoders_are_refused(folder: Path) -> None:
     assert load_encoder(str(folder), 1).width == 8
     for changed, message in (
         ({"model_type": "gpt2"}, "its family is 'gpt2'; bert and mpnet can be read"),
-        ({"num_hidden_layers": 10**6}, "its sizes are out of range"), ({"hidden_size": -4}, "its sizes are out of range"),
+        ({"num_hidden_layers": 10**6}, "its sizes are out of range"),
+        ({"hidden_size": -4}, "its sizes are out of range"),
         ({"hidden_size": 16}, "cannot be read"),
     ):  # fmt: skip
         (folder / "config.json").write_text(json.dumps(CONFIG | changed))

@@ -95,6 +95,7 @@ class LocalQueryInit(nn.Module):
         weight = other.map.weight
         if weight.shape == self.map.weight.shape[::-1]:
             self.map.weight.copy_(weight.T * max(1.0, weight.shape[1] / weight.shape[0]) ** 0.5)
+            self.map.bias.zero_()
 
 
 class Perceiver(nn.Module):

@@ -129,6 +129,7 @@ def run_training(
             release_if_scarce()
             yield StepTaken(progress, min(done, 1.0))
             yield from session.finish_stage_one()
+            done = session.done()  # a stage that has just begun is a part of its own
             if int(before * config.validations) < int(min(done, 1.0) * config.validations):
                 yield session.validate()
                 yield from session.save(wait=done >= 1)
