@@ -60,6 +60,11 @@ GROUPS: dict[str, dict[str, tuple[str, Options]]] = {
         "cosmos, no matched states, without regularisation": ("cosmos", PLAIN | {"state_loss_weight": 0.0}),
         "cosmos, decoded at a log-SNR of 8, without regularisation": ("cosmos", PLAIN | {"max_logsnr": 8.0}),
     },
+    "ends": {  # for latent_bound.py: decoders that are trained down to the lowest end of the path
+        "tencdm, decoded down to -4": ("tencdm", {"min_decode_logsnr": -4.0}),
+        "cosmos, decoded down to -4": ("cosmos", PLAIN | {"min_decode_logsnr": -4.0}),
+        "planner, decoded down to -4": ("planner", {"min_decode_logsnr": -4.0}),
+    },
     "compression": {
         f"{name}, {tokens} tokens": (name, {"compression": tokens})
         for name in ("ld4lg", "planner", "cosmos") for tokens in (4, 12, 16)
