@@ -138,6 +138,19 @@ def test_a_run_saves_its_autoencoder_and_others_share_it(prose: str, tmp_path: P
     assert not (tmp_path / "third").exists()
 
 
+def test_a_corpus_that_is_smaller_than_a_batch_is_trained_on(tmp_path: Path) -> None:
+    path = tmp_path / "few.txt"
+    path.write_text("a red fox\none more day\nthe old man\ntwo cats")
+    run, corpus, model = create(replace(TINY, data=f"lines:{path}", steps=3, batch=32), tmp_path / "run")
+    events = list(run_training(run, corpus, model=model))
+    (end,) = [event for event in events if isinstance(event, AutoencoderTrained)]
+    assert end.reached.sequences == 1
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(ls.UserError, match=r"tokens|length|characters"):
+        create(replace(TINY, data=str(tmp_path / "short.txt"), length=64), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_stopped_first_stage_resumes_to_the_last_bit(prose: str, tmp_path: Path) -> None:
     """By steps, which do not depend on the machine: the first stage is a fraction of them."""
     config = replace(TINY, data=prose, steps=6)
