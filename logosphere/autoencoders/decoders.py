@@ -95,6 +95,7 @@ class LocalQueryInit(nn.Module):
         weight = other.map.weight
         if weight.shape == self.map.weight.shape[::-1]:
             self.map.weight.copy_(weight.T * max(1.0, weight.shape[1] / weight.shape[0]) ** 0.5)
+            self.map.bias.zero_()
 
 
 class Perceiver(nn.Module):
@@ -146,6 +147,19 @@ class Decoder(nn.Module, ABC):
     def decode(self, z: State) -> Tokens:
         """The most likely token of each position, or greedily from left to right."""
 
+    @abstractmethod
+    def init_inverse(self, skip: LocalQueryInit, table: Float[Tensor, "V D"] | None) -> None:
+        """Begin as the inverse of an encoder, as far as widths allow: of its linear map `skip`, and of its embedding.
+
+        A token is then read from its own part of a latent before the first step. With random maps the parts of a
+        latent must first be separated, and until then the loss stays near the unigram entropy.
+        """
+
+    def _init_head(self, head: LinearHead, table: Float[Tensor, "V D"] | None) -> None:
+        if table is not None and table.shape == head.weight.shape:
+            with torch.no_grad():
+                head.weight.copy_(table)
+
 
 class ParallelDecoder(Decoder):
     """All tokens at once (TEncDM; COSMOS): latents become one state for each token, and a transformer decodes them.
@@ -188,6 +202,14 @@ class ParallelDecoder(Decoder):
     def decode(self, z: State) -> Tokens:
         return self._predict(z).logits.argmax(-1)
 
+    def init_inverse(self, skip: LocalQueryInit, table: Float[Tensor, "V D"] | None) -> None:
+        if self.skip is not None:
+            self.skip.init_transposed(skip)
+        if self.enter.in_features == self.enter.out_features:
+            nn.init.eye_(self.enter.weight)
+            nn.init.zeros_(self.enter.bias)
+        self._init_head(self.head, table)
+
 
 class CausalDecoder(Decoder):
     """From left to right (LD4LG; PLANNER): a token sees all latents, which precede the text, and earlier tokens.
@@ -216,6 +238,10 @@ class CausalDecoder(Decoder):
 
     def _prefix(self, z: State) -> Float[Tensor, "B N D"]:
         return self.enter(z) + self.places
+
+    def init_inverse(self, skip: LocalQueryInit, table: Float[Tensor, "V D"] | None) -> None:
+        self.begin.init_transposed(skip)
+        self._init_head(self.head, table)
 
     @torch.no_grad()
     def decode(self, z: State) -> Tokens:

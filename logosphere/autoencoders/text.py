@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.decoders import Decoder, LocalQueryInit, ParallelDecoder, Perceiver, Standardiser
-from logosphere.autoencoders.encoders import TokenEncoder
+from logosphere.autoencoders.decoders import Decoder, LocalQueryInit, Perceiver, Standardiser
+from logosphere.autoencoders.encoders import TokenEncoder, TransformerEncoder
 from logosphere.codecs.base import HIDDEN, Autoencoder, AutoencoderLoss
 from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
@@ -100,8 +100,7 @@ class TextAutoencoder(Autoencoder):
         if compressor is not None and local_skip:
             self.skip = LocalQueryInit(memory=length, memory_width=encoder.width, count=latents, width=features)
             self.skip.init_orthogonal()
-            if isinstance(decoder, ParallelDecoder) and decoder.skip is not None:
-                decoder.skip.init_transposed(self.skip)
+            decoder.init_inverse(self.skip, encoder.stem.weight if isinstance(encoder, TransformerEncoder) else None)
         self.standard = Standardiser(1 if compressor is None else latents, features)
 
     # ---- tokens to latents ----------------------------------------------------------------------------------------

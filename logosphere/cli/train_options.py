@@ -54,6 +54,9 @@ The options and presets of a system, with their defaults: logosphere systems NAM
 Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
 
 
+LATENT = ("ld4lg", "planner", "tencdm", "cosmos")
+"""Systems with an encoder, which may be a pretrained one."""
+
 SYNONYMS = {
     "init-from": "begin",
     "withhold": "cond-dropout",
@@ -85,7 +88,18 @@ def parse_train(argv: list[str]) -> Train:
         arguments = parse_train_options(rest, default)
     config = use_one_budget(use_own_column(arguments.config, rest, default), rest)
     system(config.system)
-    return replace(arguments, config=config)
+    return replace(arguments, config=use_encoder_tokenizer(config, rest, default))
+
+
+def use_encoder_tokenizer(config: TrainConfig, argv: list[str], default: TrainConfig) -> TrainConfig:
+    """The tokenizer of a recipe gives way to that of a pretrained encoder, which a latent system cannot do without."""
+    named = any(word.split("=")[0] == "--tokenizer" for word in argv)
+    if named or config.begin is not None or config.system == default.system or config.system not in LATENT:
+        return config
+    from logosphere.runs.create import tokenizer_for  # needs torch
+
+    found = tokenizer_for(replace(config, tokenizer="auto"))
+    return config if not isinstance(found, str) or found == "auto" else replace(config, tokenizer=found)
 
 
 def parse_train_options(argv: list[str], default: TrainConfig) -> Train:

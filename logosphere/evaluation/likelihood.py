@@ -243,7 +243,7 @@ class Reconstruction:
 
 @torch.no_grad()
 def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Generator | int) -> Reconstruction:
-    """Measure a latent system on the sequences of `batches`, each of at least 2."""
+    """Measure a latent system on the sequences of `batches`; in one of a single text, another text's latents are its own."""
     codec = model.process.codec
     if not isinstance(codec, Autoencoder):
         raise UserError("Reconstruction needs a latent system; use ld4lg, planner, tencdm or cosmos.")
@@ -257,7 +257,7 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
         for batch in batches:
             batch = batch.to(model.device)
             tokens = batch.tokens
-            counted.append(_counted_positions(batch))
+            counted.append(counted_positions(batch))
             u = codec.encode(tokens)
             matches.append(codec.decode(u) == tokens)
             noise = torch.randn(u.shape, generator=rng, device=rng.device).to(u)
@@ -278,7 +278,7 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
     return Reconstruction(accuracy, exact, means, error, len(agree))
 
 
-def _counted_positions(batch: Batch) -> Bool[Tensor, "B L"]:
+def counted_positions(batch: Batch) -> Bool[Tensor, "B L"]:
     """The positions of real tokens and of the first EOS, without padding."""
     if batch.token_count is None:
         return torch.ones_like(batch.tokens, dtype=torch.bool)

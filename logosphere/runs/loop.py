@@ -40,6 +40,7 @@ from logosphere.training.checkpoint import (
     saved_already,
     use_deterministic,
 )
+from logosphere.training.stages import begin_second_stage
 from logosphere.training.trainer import Diverged, Progress, Trainer, sharding
 from logosphere.types import Batch
 
@@ -131,6 +132,7 @@ def run_training(
             release_if_scarce()
             yield StepTaken(progress, min(done, 1.0))
             yield from session.finish_stage_one()
+            done = session.done()  # a stage that has just begun is a part of its own
             if int(before * config.validations) < int(min(done, 1.0) * config.validations):
                 yield session.validate()
                 yield from session.save(wait=done >= 1 or session.ended_early)
@@ -201,6 +203,7 @@ class _Session:
             return
         if stages.own:
             self.elapsed = self.elapsed.end_stage_one(step)
+            begin_second_stage(self.model)
         reached = stages.save(self.run, self.trainer, self.corpus, self.config, self.elapsed.cpu_seconds)
         yield AutoencoderTrained(step, self.elapsed.cpu_seconds, reached)
 

@@ -72,7 +72,7 @@ class Stages:
     def __init__(self, model: Model, run: Run, config: TrainConfig):
         process = model.process if isinstance(model.process, AutoencoderStage) else None
         check_stages(model, config)
-        self.fraction = 0.5 if process is None else process.stage_one
+        self.process, self.fraction = process, 0.5 if process is None else process.stage_one
         self.own = config.stage_one_minutes is not None or config.autoencoder is not None
         # An autoencoder that is trained all the time, or that was trained elsewhere, has no end here.
         ends = process is not None and not process.joint and config.autoencoder is None
@@ -82,7 +82,8 @@ class Stages:
         """Whether the first stage has just used up its budget."""
         if elapsed.in_stage_one(config):
             return elapsed.stage_done(config, step) >= 1
-        return self.pending and (self.own or elapsed.done(config, step) >= self.fraction)
+        # With a common budget its last step is the one after which the process has reached its fraction.
+        return self.pending and self.process is not None and float(self.process.progress) >= self.fraction
 
     def save(
         self, run: Run, trainer: Trainer, corpus: Corpus, config: TrainConfig, cpu_seconds: float

@@ -247,13 +247,14 @@ def _network(
 
 
 def complete_latent(
-    settings: type[LatentSettings], options: dict[str, Any], tokenizer: Mapping[str, Any]
+    settings: type[LatentSettings], options: dict[str, Any], tokenizer: Mapping[str, Any], published: bool
 ) -> tuple[dict[str, Any], str]:
     """Options with the encoder of a system on text, and a remark about it."""
     layer = int(options.get("layer", settings.layer))
     return complete_encoder(
-        options, tokenizer, layer=layer, default=settings.pretrained, compressed=settings.compressed
-    )
+        options, tokenizer, layer=layer, default=settings.pretrained, compressed=settings.compressed,
+        published=published,
+    )  # fmt: skip
 
 
 SETTINGS: dict[str, type[LatentSettings]] = {}

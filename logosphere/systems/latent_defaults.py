@@ -30,7 +30,9 @@ HUB = "hf:"
 PROSE = ("e2e", "captions", "tinystories", "passages")
 """Named corpora of English, for which the tokenizer `auto` is that of the encoder."""
 WIDE: dict[str, Any] = {"compression": 8, "latent_width": None, "local_skip": True}
-"""Latents of pretrained states, unless given: one as wide as a state for 8 tokens, as in COSMOS (docs/latents.md)."""
+"""Latents of texts unless given: one as wide as a pretrained state for 8 tokens, as in COSMOS (docs/latents.md)."""
+SCRATCH_WIDTH = 256
+"""Their width where the encoder is trained, 32 features for a token."""
 
 
 class Completed(NamedTuple):
@@ -52,17 +54,27 @@ def wants_encoder(options: Mapping[str, Any], *, default: bool) -> str | None:
 
 
 def complete_encoder(
-    options: Mapping[str, Any], tokenizer: Mapping[str, Any], *, layer: int, default: bool, compressed: bool
+    options: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    *,
+    layer: int,
+    default: bool,
+    compressed: bool,
+    published: bool,
 ) -> Completed:
     """Options with the encoder, its hash and the word piece of each token of a tokenizer, given by its description.
 
-    An encoder that was not named is left out where the tokens are not word pieces of it.
+    An encoder that was not named is left out where the tokens are not word pieces of it. Latents are those of `WIDE`,
+    except in `published` systems.
     """
     name = wants_encoder(options, default=default)
+    wide = {key: value for key, value in WIDE.items() if key != "compression" or "latents" not in options}
+    wide = wide if compressed and not published else {}
     if name is None:
+        scratch = wide | ({"latent_width": SCRATCH_WIDTH} if wide else {}) | dict(options)
         if "encoder" not in options and default:
-            return _from_scratch(options, f"{DEFAULT_ENCODER} is not installed: {INSTALL}")
-        return Completed(dict(options), "")
+            return _from_scratch(scratch, f"{DEFAULT_ENCODER} is not installed: {INSTALL}")
+        return Completed(scratch, "")
     found: dict[str, Any] = {"encoder": name}
     if not name.startswith(HUB) and options.get("encoder_token_ids") is None:
         try:
@@ -70,19 +82,17 @@ def complete_encoder(
         except UserError:
             if "encoder" in options:
                 raise
-            return _from_scratch(options, f"{name} needs its own word pieces, --tokenizer {name}:{VOCABULARY}")
+            scratch = wide | ({"latent_width": SCRATCH_WIDTH} if wide else {}) | dict(options)
+            return _from_scratch(scratch, f"{name} needs its own word pieces, --tokenizer {name}:{VOCABULARY}")
         found["encoder_token_ids"] = ids
     encoder = load_encoder(name, layer)
     check_sha256(encoder, options.get("encoder_sha256"))
     if encoder.sha256:
         found["encoder_sha256"] = encoder.sha256
-    if compressed and "encoder" not in options:
-        wide = {key: value for key, value in WIDE.items() if key != "compression" or "latents" not in options}
-        found = wide | found
     sha256 = f", sha256 {encoder.sha256[:12]}…" if encoder.sha256 else ""
     remark = f"the encoder is {name} ({encoder.vocab_size:,} word pieces, {encoder.width} features{sha256}), frozen"
     given = {key: value for key, value in options.items() if value is not None or key not in found}
-    return Completed(found | given, remark)
+    return Completed(wide | found | given, remark)
 
 
 def _from_scratch(options: Mapping[str, Any], reason: str) -> Completed:

@@ -130,8 +130,9 @@ MAX_TIMESTEPS = 100_000
 
 Settings = TypeVar("Settings")
 Builder = Callable[[int, int, NetworkConfig | None, Settings], "Model"]
-Complete = Callable[[dict[str, Any], Mapping[str, Any]], tuple[dict[str, Any], str]]
-"""Options and the description of a tokenizer -> options with those that depend on it, and a remark for the user."""
+Complete = Callable[[dict[str, Any], Mapping[str, Any], bool], tuple[dict[str, Any], str]]
+"""(options, description of a tokenizer, is this a published preset?) -> options with those that depend on these, and a
+remark for the user."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ def complete_options(
     complete, published = _entry(name).complete, find_preset(name, preset).options
     if complete is None:
         return dict(options), ""
-    completed, remark = complete(published | dict(options), tokenizer)
+    completed, remark = complete(published | dict(options), tokenizer, preset != DEFAULT)
     return {key: value for key, value in completed.items() if key in options or key not in published}, remark
 
 

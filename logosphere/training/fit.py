@@ -12,7 +12,7 @@ from logosphere.inputs import DataLike
 from logosphere.model import Model
 from logosphere.rng import as_seed
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.stages import begins_second_stage, overall, stage_of
+from logosphere.training.stages import begin_second_stage, begins_second_stage, overall, stage_of
 from logosphere.training.trainer import Progress, Trainer
 from logosphere.types import Batch
 
@@ -41,6 +41,8 @@ def _train_stages(trainer: Trainer, batches: Iterable[Batch], first: int, steps:
     fraction = stage_of(trainer.model).stage_one
     for batch in islice(batches, first + steps):
         second = trainer.step >= first
+        if trainer.step == first:
+            begin_second_stage(trainer.model)
         done = (trainer.step - first) / steps if second else trainer.step / first
         start = first if second else 0
         yield trainer.train_step(batch, overall(fraction, 2 if second else 1, done), (start, done))
