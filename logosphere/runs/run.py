@@ -5,8 +5,8 @@ env.json           versions and machine                        ema.safetensors  
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
 samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
-begin.safetensors  what it began with, if not random           hashes.json         of best and remasker.safetensors
-base.safetensors   what its adapters adapt
+begin.safetensors  initial weights that are not random         base.safetensors    what its adapters adapt
+hashes.json        of best.safetensors and remasker.safetensors
 """
 
 import json
@@ -71,7 +71,6 @@ KINDS = re.compile(r"((stream|hf|letters|lines|labelled|pairs|promoters):)+")
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
-
 Notify = Callable[[str], None]
 """Takes a remark for the user."""
 
@@ -123,13 +122,9 @@ class Run:
                 (draft / part).mkdir(parents=True)
             save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
             write_json(draft / "env.json", environment())
-            source = {
-                "name": corpus.name,
-                "sha256": corpus.sha256,
-                "tokenizer": corpus.tokenizer.fingerprint,
-                "labels": corpus.labels,
-            }
-            content: dict[str, Any] = {"model": spec.content(), "recipe": asdict(config), "corpus": source}
+            source = {"name": corpus.name, "sha256": corpus.sha256, "tokenizer": corpus.tokenizer.fingerprint}
+            content: dict[str, Any] = {"model": spec.content(), "recipe": asdict(config)}
+            content["corpus"] = source | {"labels": corpus.labels}
             if begun is not None:
                 _link_or_copy(begun.weights, draft / (BEGIN if spec.adapters is None else BASE))
                 content["begun"] = begun.content()

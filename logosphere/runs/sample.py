@@ -10,14 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from logosphere.data.tokenizers import (
-    IntegerTokenizer,
-    Prompt,
-    TokenIds,
-    encode_hold,
-    encode_infill,
-    encode_prompt,
-)
+from logosphere.data.tokenizers import IntegerTokenizer, Prompt, TokenIds, encode_hold, encode_infill, encode_prompt
 from logosphere.errors import UserError, check_count, shorten, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
@@ -99,12 +92,13 @@ def sample_run(
         if watch is not None:
             watch(run, given, recorded)
 
-    constraint = find_constraint(model, config, given)
+    before = 0 if given is None else int(given.known.sum()) if chatting else int(start is not None)
+    constraint = find_constraint(model, config, before)
     drawn = _draw(run, model, given, config, constraint, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
     rows, answers = drawn.tokens.tolist(), None
     if chatting and given is not None:
-        rows = answers = [cut_answer(model, row, int(given.known.sum())) for row in rows]
+        rows = answers = [cut_answer(model, row, before) for row in rows]
     elif constraint is not None:
         rows = [cut_text(row, constraint) for row in rows]
     texts = [tokenizer.decode(row) for row in rows]

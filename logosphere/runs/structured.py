@@ -1,17 +1,18 @@
 """Structured output of `logosphere sample`: the constraint that its options name, and texts without what follows them."""
 
-from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.settings import SampleConfig
 from logosphere.sampling.structured.constraint import Constraint, constrain
 
 
-def find_constraint(model: Model, config: SampleConfig, given: Prompt | None) -> Constraint | None:
-    """The constraint on the printed text: in a chat on the answer, else on the text with all that is known of it."""
+def find_constraint(model: Model, config: SampleConfig, start: int) -> Constraint | None:
+    """The constraint on the printed text: on the answer of a chat, else on the text with all that is known of it.
+
+    `start` tokens precede it: those of the conversation, or the one before every text of a model that has one.
+    """
     if not config.constrained:
         return None
-    start = int(given.known.sum()) if config.chat and given is not None else 0
     length = config.length
     if length is not None and length > model.length:
         raise UserError(
