@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.decoders import Decoder, LocalQueryInit, Perceiver, Standardiser
+from logosphere.autoencoders.decoders import Decoder, LocalQueryInit, ParallelDecoder, Perceiver, Standardiser
 from logosphere.autoencoders.encoders import TokenEncoder, TransformerEncoder
 from logosphere.codecs.base import HIDDEN, Autoencoder, AutoencoderLoss
 from logosphere.codecs.tokens import CoordinateStem
