@@ -62,7 +62,8 @@ def run_batch(served: ServedModel, rows: Sequence[Row], emit: Emit, is_stopping:
         n=len(rows),
         steps=settings.steps,
         rng=RowSeeds(tuple(row.seed for row in rows), tuple(row.number for row in rows)),
-        denoiser=denoiser,  # a constraint of the text, such as a response_format, belongs around this denoiser
+        denoiser=denoiser,
+        constraint=rows[0].constraint,
         known=known if bool(known.any()) else None,
         tokens=torch.stack([row.tokens for row in rows]) if bool(known.any()) else None,
         sampler=settings.sampler,

@@ -14,6 +14,8 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 4, 200
 MAX_BIASES = 1024
 """Tokens in `logit_bias`."""
 MAX_MESSAGES = 256
+MAX_FORMATS = 2
+"""Formats of texts that are prepared at a time."""
 BATCH_NUMBERS = 1 << 27
 """Predictions of a batch (rows × positions × vocabulary), at most: 512 MiB of float32."""
 

@@ -126,12 +126,24 @@ def _shared(names: list[str]) -> Schema:
             "additionalProperties": bias,
         },
         "max_tokens": _whole(1, MAX_TOKENS, "Tokens of each text, at most."),
-        "response_format": {"anyOf": [{"type": "null"}, _object({"type": {"const": "text"}}, ["type"])]},
+        "response_format": _response_format(),
         "steps": _whole(1, MAX_STEPS, "Steps of the sampler."),
         "sampler": {"type": ["string", "null"], "maxLength": 60, "description": "A name of `logosphere samplers`."},
         "block_length": _whole(1, MAX_TOKENS, "Tokens of a block; blocks are decoded from left to right."),
         "user": {"type": ["string", "null"]},
     }
+
+
+def _response_format() -> Schema:
+    """Texts of any form, JSON of a schema, or texts that match a regular expression."""
+    schema = _object({"name": {"type": "string"}, "schema": {"type": "object"}}, ["schema"])
+    kinds = [
+        _object({"type": {"const": "text"}}, ["type"]) | {"additionalProperties": False},
+        _object({"type": {"const": "json_schema"}, "json_schema": schema}, ["type", "json_schema"]),
+        _object({"type": {"const": "regex"}, "regex": _text(MAX_CHARACTERS)}, ["type", "regex"])
+        | {"additionalProperties": False},
+    ]
+    return {"anyOf": [{"type": "null"}, *kinds], "description": "Every text has this format."}
 
 
 def _schemas(names: list[str]) -> Schema:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from logosphere.serving.errors import APIError
 from logosphere.serving.fields import Fields, check_text, refuse
+from logosphere.serving.formats import FIELD, TextFormat, parse_format
 from logosphere.serving.limits import (
     MAX_BIASES,
     MAX_CHARACTERS,
@@ -69,6 +70,7 @@ class CompletionRequest:
     stream: bool = False
     include_usage: bool = False
     draft: bool = False
+    text_format: TextFormat | None = None
     settings: GenerationSettings = GenerationSettings()
 
 
@@ -87,12 +89,15 @@ def parse_completion(content: Mapping[str, Any]) -> CompletionRequest:
         raise APIError("infill is the whole text with its gaps: leave out prompt, suffix and echo.", param="infill")
     if "infill" in fields and "max_tokens" in fields:
         raise APIError("The gaps of infill say how many tokens are generated; leave out max_tokens.", param="infill")
+    shared = _shared(fields)
+    if shared["text_format"] is not None and (infill or suffix):
+        raise APIError("response_format applies to what follows a prompt; leave out suffix and infill.", param=FIELD)
     if len(prompts) * n > MAX_CHOICES:
         message = f"A request may ask for {MAX_CHOICES} texts, not for {len(prompts)} prompts × {n}."
         raise APIError(message, param="n")
     return CompletionRequest(
         "text", prompts=prompts, suffix=suffix, infill=infill, echo=echo, n=n,
-        max_tokens=fields.whole("max_tokens", 0, 1, MAX_TOKENS) if "max_tokens" in fields else None, **_shared(fields),
+        max_tokens=fields.whole("max_tokens", 0, 1, MAX_TOKENS) if "max_tokens" in fields else None, **shared,
     )  # fmt: skip
 
 
@@ -138,6 +143,7 @@ def _shared(fields: Fields) -> dict[str, Any]:
         "stream": stream,
         "include_usage": bool(include),
         "draft": draft,
+        "text_format": parse_format(fields),
         "settings": GenerationSettings(
             steps=fields.whole("steps", GenerationSettings.steps, 1, MAX_STEPS),
             sampler=fields.text("sampler", "", 60) or None,
@@ -152,12 +158,6 @@ def _check_unsupported(fields: Fields) -> None:
     fields.only("presence_penalty", [0], "positions are predicted together, so there are no earlier tokens to count")
     fields.only("frequency_penalty", [0], "positions are predicted together, so there are no earlier tokens to count")
     fields.only("logprobs", [0, False], "log-probabilities are not returned")
-    if "response_format" in fields and fields.mapping("response_format") != {"type": "text"}:
-        raise APIError(
-            'response_format must be {"type": "text"}: this server does not constrain texts to a format.',
-            param="response_format",
-            code="unsupported",
-        )
 
 
 def _parse_top_p(fields: Fields) -> float:

@@ -16,7 +16,9 @@ from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.layout import arrange
 from logosphere.sampling.published import end_tokens, turn_end_tokens
 from logosphere.sampling.registry import choose_sampler, sampler_info
+from logosphere.sampling.structured.constraint import Constraint
 from logosphere.serving.errors import APIError
+from logosphere.serving.formats import TextFormat, make_constraint
 from logosphere.serving.models import ServedModel
 from logosphere.serving.protocol import CompletionRequest, GenerationSettings
 
@@ -36,6 +38,9 @@ class BatchKey:
     """Tokens of the prompt, where the sampler's blocks begin after it."""
     renoised: bool
     """Whether the network sees known positions as noisy as the rest."""
+    text_format: TextFormat | None = None
+    span: tuple[int, int] | None = None
+    """The positions that have the format."""
 
 
 @dataclass(eq=False)
@@ -65,6 +70,8 @@ class Row:
     prompt_tokens: int = 0
     prompt: str = ""
     """The prompt, where it is to be repeated."""
+    constraint: Constraint | None = None
+    """What keeps the format; the same for rows with equal keys."""
     is_cancelled: bool = field(default=False)
     """Set when its client has gone."""
 
@@ -94,6 +101,11 @@ def make_rows(request: CompletionRequest, served: ServedModel) -> list[Row]:
         for number, prompt in enumerate(prompts):
             given = _place_infill(request.infill, served) if request.infill else _place(prompt, request, served)
             key = _find_key(request.settings, served, given)
+            constraint = None
+            if request.text_format is not None:
+                span = given.start, given.stop
+                constraint = make_constraint(request.text_format, model, given.known, given.tokens, *span)
+                key = replace(key, text_format=request.text_format, span=span)
             fills = bool(given.known[given.start :].any()) or bool(request.infill)
             for choice in range(request.n):
                 rows.append(
@@ -104,7 +116,7 @@ def make_rows(request: CompletionRequest, served: ServedModel) -> list[Row]:
                         text_until=given.end if fills else 0,
                         stops=request.stop, biases=request.logit_bias, streams=request.stream, drafts=request.draft,
                         prompt_tokens=int(given.known.sum()),
-                        prompt=_as_text(prompt, served) if request.echo else "",
+                        prompt=_as_text(prompt, served) if request.echo else "", constraint=constraint,
                     )
                 )  # fmt: skip
     except UserError as problem:
