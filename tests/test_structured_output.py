@@ -8,10 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from cli_helpers import run_json
+from cli_helpers import error_line, read_json
 from toy_models import SMALL
 
 import logosphere as ls
+from logosphere.cli import main
 from logosphere.data.tokenizer_registry import make_tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
@@ -171,13 +172,16 @@ def test_a_prompt_is_part_of_the_text() -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_matches(tmp_path: Path) -> None:
+def test_the_command_matches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMAS["object"]))
-    found = run_json(["sample", "pretrained:stories", "-n", "2", "--steps", "4", "--json-schema", str(schema)])
-    assert all(jsonschema.validate(json.loads(text["text"]), SCHEMAS["object"]) is None for text in found["samples"])
-    found = run_json(["sample", "pretrained:mdlm", "-n", "2", "--steps", "4", "--match", "the [a-z]+ of .*", "--length", "30"])
-    assert all(re.fullmatch("the [a-z]+ of .*", text["text"]) and len(text["text"]) == 30 for text in found["samples"])
+    small = ["-n", "2", "--steps", "4", "--json"]
+    assert main(["sample", "pretrained:stories", *small, "--json-schema", str(schema)]) == 0
+    for sample in read_json(capsys)["samples"]:
+        jsonschema.validate(json.loads(sample["text"]), SCHEMAS["object"])
+    assert main(["sample", "pretrained:mdlm", *small, "--match", "the [a-z]+ of .*", "--length", "30"]) == 0
+    for sample in read_json(capsys)["samples"]:
+        assert re.fullmatch("the [a-z]+ of .*", sample["text"]) and len(sample["text"]) == 30
 
 
 @pytest.mark.parametrize(
@@ -185,11 +189,8 @@ def test_the_command_matches(tmp_path: Path) -> None:
     [
         (["--match", "a", "--json-schema", "x.json"], "either --match or --json-schema"),
         (["--particles", "4"], "--particles belongs"), (["--match", "a*", "--length", "500"], "several windows"),
-        (["--match", "[A-Z]*"], "cannot be spelled"), (["--json-schema", "none.json"], "cannot be read"),
+        (["--match", "[A-Z]*"], "matches no text"), (["--json-schema", "none.json"], "cannot be read"),
     ],
 )  # fmt: skip
 def test_mistakes_of_the_command(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from logosphere.cli import main
-
-    assert main(["sample", "pretrained:mdlm", "-n", "1", "--steps", "2", *arguments]) != 0
-    assert said in capsys.readouterr().err
+    assert said in error_line(capsys, ["sample", "pretrained:mdlm", "-n", "1", "--steps", "2", *arguments])
