@@ -71,7 +71,7 @@ PLAIN = complement(merge_ranges([*CONTROL, (34, 34), (92, 92)]))
 SHORT_ESCAPES = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 
 
-def parse_schema(schema: Mapping[str, Any] | bool | str) -> Pattern:
+def parse_schema(schema: object) -> Pattern:
     """The pattern of a schema, given as a dictionary or as the text of a JSON file."""
     if isinstance(schema, str):
         if len(schema) > MAX_BYTES:

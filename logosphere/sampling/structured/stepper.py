@@ -182,7 +182,7 @@ class ConstrainedEvaluate(JointDraws):
         drawn = self.tokens[predicted][inside]
         return torch.full_like(log_p[inside], -MAX_LOGIT).scatter(-1, drawn[:, None], 0.0)
 
-    def _in_text(self, like: Tensor, inside: Positions) -> Positions:
+    def _in_text(self, like: Tensor, inside: Bool[Tensor, "B T"]) -> Positions:
         """A field over the positions of the text, as one over all positions."""
         field = torch.zeros_like(like, dtype=torch.bool)
         field[:, self.run.start : self.run.stop] = inside
@@ -211,7 +211,7 @@ class _DigitPredictions:
         packed = by_token[self.predicted]
         self.log_p = torch.stack([packed[:, j, codes[:, j]] for j in range(codec.digits)]).sum(0).log_softmax(-1)
 
-    def determined(self, uncertain: Positions) -> Positions:
+    def determined(self, uncertain: Bool[Tensor, "B M"]) -> Bool[Tensor, "B L"]:
         return ~(self.predicted | uncertain.unflatten(1, (-1, self.codec.digits)).any(-1))
 
 
