@@ -3,15 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette")
 openai = pytest.importorskip("openai")
-from chat_fixtures import write_instruct  # noqa: E402
+from chat_fixtures import TEXT, write_instruct  # noqa: E402
 from serving_helpers import LENGTH, SHORT, make_client, write_model  # noqa: E402
 
+from logosphere.data.tokenizer_registry import SubwordTokenizer  # noqa: E402
 from logosphere.runs.import_checkpoint import import_checkpoint  # noqa: E402
 from logosphere.serving.server import serve  # noqa: E402
 
@@ -30,7 +30,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator["openai.OpenAI"
     folder = tmp_path_factory.mktemp("formats")
     places = [write_model(folder / name, system) for name, system in SYSTEMS.items()]
     places += [write_model(folder / "ending", "mdlm", ends=True), folder / "instruct"]
-    import_checkpoint(str(write_instruct(folder / "source")), folder / "instruct")
+    source = write_instruct(folder / "source")
+    tokenizer = SubwordTokenizer.train_bpe([TEXT, '{"name": "ann", "age": 0123456789}'], 300)
+    (source / "tokenizer.json").write_text(tokenizer.describe()["json"])
+    import_checkpoint(str(source), folder / "instruct")
     with serve(places, connections=SHORT) as address:
         yield make_client(address)
 

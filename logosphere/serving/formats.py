@@ -36,7 +36,7 @@ def parse_format(fields: Fields) -> TextFormat | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return TextFormat(json_schema=json.dumps(schema))
         case {"type": "regex", "regex": pattern, **others} if not others:
-            return TextFormat(match=check_text(f"{FIELD}.regex", pattern, MAX_CHARACTERS))
+            return TextFormat(match=check_text(FIELD, pattern, MAX_CHARACTERS))
         case {"type": "json_object"}:
             raise APIError(
                 f"{FIELD} json_object is not supported: a text of a fixed length needs a schema; use json_schema.",
@@ -51,7 +51,9 @@ def parse_format(fields: Fields) -> TextFormat | None:
             raise refuse(FIELD, allowed, value)
 
 
-def make_constraint(wanted: TextFormat, model: Model, known: Tensor, tokens: Tensor, start: int, stop: int) -> Constraint:
+def make_constraint(
+    wanted: TextFormat, model: Model, known: Tensor, tokens: Tensor, start: int, stop: int
+) -> Constraint:
     """The constraint on the positions from `start` to `stop`; raise APIError where the model cannot keep the format."""
     if not _building.acquire(timeout=5):
         raise APIError("Other formats are being prepared; try again later.", 429, code="queue_full", retry=5)
