@@ -110,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > MAX_JSON:
         raise UserError(f"{path} has {size:,} bytes, and at most {MAX_JSON:,} are read; restore the right file.")
     try:
-        content = json.loads(read_regular(path, MAX_JSON))
+        content = json.loads(read_regular(path, MAX_JSON, inside=path.parent))
     except (ValueError, RecursionError) as problem:
         raise UserError(f"{path} is not valid JSON ({shorten(str(problem))}); {RESTORE}.") from None
     if not isinstance(content, dict):

@@ -63,7 +63,7 @@ def read_metadata(path: Path, weights: Weights, tokenizer: str | None = None) ->
 
 def _read_text(path: Path, most: int) -> str:
     try:
-        return read_regular(path, most).decode()
+        return read_regular(path, most, inside=path.parent).decode()
     except ValueError:
         raise UserError(f"{path} is not text in UTF-8; fetch the file again.") from None
 
@@ -105,7 +105,7 @@ def _find_licence(folder: Path, config: Mapping[str, Any]) -> str | None:
     stated = config.get("license")
     readme = folder / "README.md"
     if readme.is_file() and readme.stat().st_size <= MAX_TEXT:
-        text = read_regular(readme, MAX_TEXT).decode(errors="replace")
+        text = read_regular(readme, MAX_TEXT, inside=folder).decode(errors="replace")
         head = text.removeprefix("---\n").partition("\n---")[0] if text.startswith("---\n") else ""
         for line in head.splitlines():
             name, _, value = line.partition(":")
