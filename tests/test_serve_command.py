@@ -47,7 +47,9 @@ def test_signals_stop_the_server_in_order(tmp_path: Path, name: str) -> None:
     """A request in work ends or is cancelled, one that waits is answered, and the exit code is 0."""
     place = write_model(tmp_path / "m", "mdlm", length=512)
     with run_serve(str(place), "--batch", "1") as (server, address):
-        assert httpx.post(f"{address}/completions", json={"model": "m", "steps": 2}, trust_env=False).status_code == 200
+        assert httpx.post(
+            f"{address}/completions", json={"model": "m", "steps": 2}, timeout=60, trust_env=False
+        ).is_success
         url = httpx.URL(address)
         body = json.dumps({"model": "m", "steps": 1024}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Type: application/json\r\n"
@@ -69,9 +71,9 @@ def test_signals_stop_the_server_in_order(tmp_path: Path, name: str) -> None:
 def test_the_default_models_answer_with_a_key(tmp_path: Path) -> None:
     with run_serve("--host", "0.0.0.0", LOGOSPHERE_API_KEY="k" * 20) as (_, address):
         local = address.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{local}/models", trust_env=False).status_code == 401
+        assert httpx.get(f"{local}/models", timeout=60, trust_env=False).status_code == 401
         headers = {"Authorization": f"Bearer {'k' * 20}"}
-        listed = httpx.get(f"{local}/models", headers=headers, trust_env=False).json()
+        listed = httpx.get(f"{local}/models", headers=headers, timeout=60, trust_env=False).json()
         assert [f"pretrained:{model['id']}" for model in listed["data"]] == default_places()
         content = {"model": "stories", "prompt": "The dog", "suffix": " the park.", "steps": 4, "max_tokens": 4}
         answer = httpx.post(f"{local}/completions", json=content, headers=headers, timeout=120, trust_env=False)
