@@ -1,10 +1,10 @@
-"""Hostile clients of the studio: python benchmarks/hostile_clients.py [--seconds 600] [--clients 32] [--json FILE]
+"""Hostile clients of a server: python benchmarks/hostile_clients.py [--target serve] [--seconds 600] [--json FILE]
 
-A studio runs as a process of its own. Hostile clients in another process open connections that send nothing or a part
-of a request, drip bytes, guess tokens, send what is no HTTP, ask for WebSockets and send bodies that are too large; all
-begin again as soon as they are refused or closed. An honest client with the token asks for the list of models, and for
-a text. Reported are its latencies without and with the hostile clients, and memory, threads and files of the studio.
-The figure is a ratio of medians, measured in alternating parts, since machines are shared.
+The studio, or `logosphere serve`, runs as a process of its own. Hostile clients in another process open connections
+that send nothing or a part of a request, drip bytes, guess tokens, send what is no HTTP, ask for WebSockets and send
+bodies that are too large; all begin again as soon as they are refused or closed. An honest client asks for the list of
+models, and for a text. Reported are its latencies without and with the hostile clients, and memory, threads and files
+of the server. The figure is a ratio of medians, measured in alternating parts, since machines are shared.
 """
 
 import argparse
@@ -73,25 +73,29 @@ async def run_clients(port: int, clients: int) -> None:
     await asyncio.gather(*(attack_forever(port, kind) for kind in range(clients)))
 
 
-# ---- the studio and the honest client --------------------------------------------------------------------------------
+# ---- the server and the honest client --------------------------------------------------------------------------------
+
+
+KEY = "the-key-of-honest-clients"
 
 
 @contextmanager
-def run_studio(model: str) -> Iterator[tuple[str, int]]:
-    """Run a studio; yield its address and the number of its process."""
-    command = [sys.executable, "-m", "logosphere", "studio", model]
+def run_target(target: str, model: str) -> Iterator[tuple[str, int]]:
+    """Run a server; yield its address and the number of its process."""
+    command = [sys.executable, "-m", "logosphere", target, model]
+    command += ["--port", "0", "--api-key", KEY] if target == "serve" else []
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as studio,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
-        assert studio.stdout is not None
+        assert server.stdout is not None
         try:
-            address = re.search(r"http://\S+", studio.stdout.readline())
-            assert address is not None, "the studio did not start"
-            yield address[0], studio.pid
+            address = re.search(r"http://\S+", server.stdout.readline())
+            assert address is not None, "the server did not start"
+            yield address[0], server.pid
         finally:
-            studio.send_signal(signal.SIGINT)
-            studio.wait(30)
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
 
 
 @contextmanager
@@ -115,38 +119,45 @@ def measure_process(number: int) -> dict[str, int]:
     return {"kilobytes": kilobytes, "threads": threads, "files": files, "children": len(children)}
 
 
-def ask(client: httpx.Client, steps: int) -> dict[str, float]:
+def ask(client: httpx.Client, target: str, model: str, steps: int) -> dict[str, float]:
     """Return the seconds of a request for the list of models and of one for a text."""
     started = time.perf_counter()
-    client.get("systems").raise_for_status()
+    client.get("systems" if target == "studio" else "models").raise_for_status()
     listed = time.perf_counter()
-    response = client.post("generate", json={"system": 0, "steps": steps, "n": 1})
-    assert response.status_code == 200 and "event: done" in response.text, response.text[:200]
+    if target == "studio":
+        response = client.post("generate", json={"system": 0, "steps": steps, "n": 1})
+        is_done = "event: done" in response.text
+    else:
+        name = model.removeprefix("pretrained:").rsplit("/", 1)[-1]
+        response = client.post("completions", json={"model": name, "steps": steps})
+        is_done = "finish_reason" in response.text
+    assert response.status_code == 200 and is_done, response.text[:200]
     return {"list": listed - started, "text": time.perf_counter() - listed}
 
 
-def ask_for(client: httpx.Client, seconds: float, steps: int) -> list[dict[str, float]]:
+def ask_for(client: httpx.Client, seconds: float, target: str, model: str, steps: int) -> list[dict[str, float]]:
     found, end = list[dict[str, float]](), time.monotonic() + seconds
     while time.monotonic() < end or len(found) < 3:
-        found.append(ask(client, steps))
+        found.append(ask(client, target, model, steps))
         time.sleep(0.05)
     return found
 
 
-def measure(seconds: float, clients: int, model: str, steps: int) -> dict[str, object]:
-    """Return the latencies of the honest client without and with hostile ones, and the state of the studio."""
+def measure(seconds: float, clients: int, target: str, model: str, steps: int) -> dict[str, object]:
+    """Return the latencies of the honest client without and with hostile ones, and the state of the server."""
     quiet, hostile, states = list[dict[str, float]](), list[dict[str, float]](), list[dict[str, int]]()
-    with run_studio(model) as (address, number):
+    with run_target(target, model) as (address, number):
         port = int(re.findall(r":(\d+)/", address)[0])
+        headers = {"Authorization": f"Bearer {KEY}"} if target == "serve" else {}
         # No kept connections: with each request the honest client has to get a place again.
         limits = httpx.Limits(max_keepalive_connections=0)
-        with httpx.Client(base_url=address, trust_env=False, timeout=120, limits=limits) as client:
-            ask_for(client, 0, steps)
+        with httpx.Client(base_url=address, headers=headers, trust_env=False, timeout=120, limits=limits) as client:
+            ask_for(client, 0, target, model, steps)
             before = measure_process(number)
             for _ in range(PARTS):
-                quiet += ask_for(client, QUIET * seconds / PARTS, steps)
+                quiet += ask_for(client, QUIET * seconds / PARTS, target, model, steps)
                 with run_hostile(port, clients):
-                    hostile += ask_for(client, (1 - QUIET) * seconds / PARTS, steps)
+                    hostile += ask_for(client, (1 - QUIET) * seconds / PARTS, target, model, steps)
                     states.append(measure_process(number))
             time.sleep(12)  # until the limits of connections that nobody closed have passed
             after = measure_process(number)
@@ -157,6 +168,7 @@ def measure(seconds: float, clients: int, model: str, steps: int) -> dict[str, o
     }
     slowest = {kind: round(1000 * max(one[kind] for one in hostile), 1) for kind in ("list", "text")}
     return {
+        "target": target,
         "seconds": seconds,
         "clients": clients,
         "requests": {"quiet": len(quiet), "hostile": len(hostile)},
@@ -171,6 +183,7 @@ def measure(seconds: float, clients: int, model: str, steps: int) -> dict[str, o
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=["studio", "serve"], default="studio")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--model", default="pretrained:mdlm")
@@ -181,7 +194,7 @@ def main() -> int:
     if args.attack:
         asyncio.run(run_clients(args.attack, args.clients))
         return 0
-    result = json.dumps(measure(args.seconds, args.clients, args.model, args.steps))
+    result = json.dumps(measure(args.seconds, args.clients, args.target, args.model, args.steps))
     print(result)
     if args.json is not None:
         args.json.write_text(result + "\n")

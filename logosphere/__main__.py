@@ -20,7 +20,7 @@ def run() -> NoReturn:
     """Run the command of sys.argv and end the process with its exit code."""
     end_with_launcher()
     guard_messages()
-    if sys.argv[1:2] != ["studio"]:  # a server is idle most of the time and should not keep memory then
+    if sys.argv[1:2] not in (["studio"], ["serve"]):  # a server is often idle and should not keep memory then
         keep_freed_memory()
         # torch asks for pages of 2 MiB, so that the first use of an array has fewer page faults.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -119,10 +119,11 @@ def test_the_page_is_reachable_with_few_descriptors_and_the_log_stays_short(tmp_
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="process statistics need /proc")
-def test_hostile_clients_neither_slow_down_nor_grow_the_studio() -> None:
+@pytest.mark.parametrize("target", ["studio", "serve"])
+def test_hostile_clients_neither_slow_down_nor_grow_a_server(target: str) -> None:
     from hostile_clients import measure
 
-    found = measure(20.0, 32, "pretrained:ar", 4)
+    found = measure(20.0, 32, target, "pretrained:ar", 4)
     before, after = found["before"], found["after"]
     assert isinstance(before, dict) and isinstance(after, dict)
     assert (

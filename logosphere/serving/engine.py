@@ -156,10 +156,12 @@ class Engine:
         ticket.events.put_nowait((row, event.name, event.content))
 
     async def close_when_asked(self) -> None:
-        """Wait for `is_closing`, and answer the rows that wait."""
+        """Wait for `is_closing`; answer the rows that wait, and after a time those in work."""
         while not self.is_closing:
             await asyncio.sleep(CLOSING_SECONDS)
         self.close()
+        await asyncio.sleep(self.limits.shutdown_seconds)
+        self._cancel_running()
 
     def close(self) -> None:
         """Refuse new rows and those that wait; rows in work go on."""
@@ -167,13 +169,18 @@ class Engine:
         _fail(self.waiting, "The server is stopping.", 503, retry=5)
         self.waiting = []
 
-    async def stop(self, task: "asyncio.Task[None]") -> None:
-        """Cancel what runs, and wait until its thread has ended."""
-        self.close()
+    def _cancel_running(self) -> None:
+        """Answer the rows in work by an error, and stop their job at its next step."""
+        _fail(self.running, "The server is stopping.", 503, retry=5)
         for row, _ in self.running:
             row.is_cancelled = True
         for job in list(self.pool.jobs.values()):
             job.stop()
+
+    async def stop(self, task: "asyncio.Task[None]") -> None:
+        """Cancel what runs, and wait until its thread has ended."""
+        self.close()
+        self._cancel_running()
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -130,7 +130,7 @@ def _shared(names: list[str]) -> Schema:
         "steps": _whole(1, MAX_STEPS, "Steps of the sampler."),
         "sampler": {"type": ["string", "null"], "maxLength": 60, "description": "A name of `logosphere samplers`."},
         "block_length": _whole(1, MAX_TOKENS, "Tokens of a block; blocks are decoded from left to right."),
-        "user": {"type": ["string", "null"]},
+        "user": _text(MAX_CHARACTERS) | {"type": ["string", "null"]},
     }
 
 

@@ -155,6 +155,7 @@ def _shared(fields: Fields) -> dict[str, Any]:
 
 
 def _check_unsupported(fields: Fields) -> None:
+    fields.text("user", "", MAX_CHARACTERS)
     fields.only("presence_penalty", [0], "positions are predicted together, so there are no earlier tokens to count")
     fields.only("frequency_penalty", [0], "positions are predicted together, so there are no earlier tokens to count")
     fields.only("logprobs", [0, False], "log-probabilities are not returned")

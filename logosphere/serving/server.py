@@ -22,6 +22,8 @@ from logosphere.serving.security import is_loopback
 from logosphere.studio.connections import Limits, make_server
 
 KEY_VARIABLE = "LOGOSPHERE_API_KEY"
+ANSWER_SECONDS = 5.0
+"""For sending the errors of requests that were cancelled because the server stops."""
 MIN_KEY = 16
 """Characters of a key where other machines can try keys."""
 
@@ -66,7 +68,7 @@ def build_server(
     """The server of models at a socket, with the limits of connections that the studio has too."""
     check_key(host, key)
     limits, connections = limits or ServeLimits(), connections or Limits()
-    connections = replace(connections, shutdown_seconds=limits.shutdown_seconds)
+    connections = replace(connections, shutdown_seconds=limits.shutdown_seconds + ANSWER_SECONDS)
     port = listener.getsockname()[1]
     app = create_app(
         catalogue, limits, host=host, port=port, key=key, allowed=allowed, refusal_delay=connections.refusal_seconds
@@ -78,7 +80,7 @@ def build_server(
         app.state.engine.is_closing = True  # requests that wait are answered, so that they need not be waited for
         stop(number, frame)
 
-    server.handle_exit = stop_and_close  # type: ignore[method-assign]
+    server.handle_exit = stop_and_close  # type: ignore[method-assign, assignment]
     return server
 
 
