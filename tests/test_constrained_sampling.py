@@ -1,4 +1,4 @@
-"""Constrained sampling: products restricted to a language are exact, and so are samples where positions are independent.
+"""Constrained sampling: restricted products are exact, and so are samples where positions are independent.
 
 For independent tokens the restricted product is p(x | z_t, language), so samples have the distribution p(x | language)
 after any number of steps, for every process whose step with the true token is exact. For dependent tokens the
@@ -11,9 +11,9 @@ import re
 import pytest
 import torch
 from statistical_checks import MIN_P_VALUE, sequence_p_value
+from torch import Tensor
 from toy_languages import enumerate_sequences, skewed_chain
 from toy_models import SMALL, System
-from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.languages import Joint, Language, Oracle
@@ -56,7 +56,9 @@ def restricted(language: Language, match: str = MATCH) -> Tensor:
 def draw(system: System, language: Language, steps: int, n: int = N, seed: int = 1, **how: object) -> Tensor:
     model = with_letters(system.model(language))
     constraint = ls.constrain(model, match=MATCH)
-    return ls.sample(model, n, steps, seed, Oracle(model, language), constraint=constraint, **({"sampler": "ancestral"} | how))
+    return ls.sample(
+        model, n, steps, seed, Oracle(model, language), constraint=constraint, **({"sampler": "ancestral"} | how)
+    )
 
 
 def total_variation(tokens: Tensor, p: Tensor) -> float:
@@ -174,7 +176,8 @@ def test_samplers_of_masked_models_have_the_same_law(sampler: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sampler"), [("gaussian-ce", "heun"), ("gaussian-ce", "dpm++"), ("fisher-flow", "heun"), ("rdlm", "geodesic")]
+    ("name", "sampler"),
+    [("gaussian-ce", "heun"), ("gaussian-ce", "dpm++"), ("fisher-flow", "heun"), ("rdlm", "geodesic")],
 )
 def test_samplers_of_continuous_models_have_the_same_law(name: str, sampler: str) -> None:
     drawn = draw(System(name), PRODUCT, 32, n=2000, sampler=sampler)
@@ -207,9 +210,7 @@ def test_look_ahead_by_independent_predictions_has_an_error() -> None:
 @pytest.mark.parametrize(("system", "steps"), [(System("mdlm"), 64), (System("udlm"), 64), (System("ar"), 4)], ids=str)
 def test_particles_remove_the_error(system: System, steps: int) -> None:
     p = restricted(CHAIN)
-    alone, four, many = (
-        total_variation(draw(system, CHAIN, steps, 2000, particles=count), p) for count in (1, 4, 32)
-    )
+    alone, four, many = (total_variation(draw(system, CHAIN, steps, 2000, particles=count), p) for count in (1, 4, 32))
     floor = 0.03  # of 2000 samples of 8 sequences
     assert many < floor and many <= four <= max(alone, floor)
 
@@ -321,7 +322,8 @@ def test_what_cannot_be_matched_is_said_in_one_sentence(how: dict[str, object], 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("diffusion-lm", "predicts states"), ("bit-diffusion", "predicts states"), ("ld4lg", "left to right")]
+    ("name", "said"),
+    [("diffusion-lm", "predicts states"), ("bit-diffusion", "predicts states"), ("ld4lg", "left to right")],
 )
 def test_models_that_do_not_predict_tokens_are_refused(name: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -46,10 +46,20 @@ def test_the_language_is_that_of_re(expression: str) -> None:
             assert automaton.accepts(text) == bool(re.fullmatch(expression, text)), text
 
 
-@pytest.mark.parametrize("expression", [r"\w", r"\W", r"\d", r"\D", r"\s", r"\S", "(?a:\\w)", "(?a:\\s)", "[^é-ü€]", "."])
+@pytest.mark.parametrize(
+    "expression", [r"\w", r"\W", r"\d", r"\D", r"\s", r"\S", "(?a:\\w)", "(?a:\\s)", "[^é-ü€]", "."]
+)
 def test_classes_of_unicode_are_those_of_re(expression: str) -> None:
     automaton, rng = automaton_of(expression), random.Random(0)
-    points = [*range(0x500), *(rng.randrange(0x500, 0x110000) for _ in range(2000)), 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF]
+    points = [
+        *range(0x500),
+        *(rng.randrange(0x500, 0x110000) for _ in range(2000)),
+        0x7FF,
+        0x800,
+        0xFFFF,
+        0x10000,
+        0x10FFFF,
+    ]
     for character in map(chr, points):
         if not 0xD800 <= ord(character) < 0xE000:
             assert automaton.accepts(character) == bool(re.fullmatch(expression, character)), hex(ord(character))
@@ -96,7 +106,8 @@ def test_sets_of_characters() -> None:
     ("expression", "said"),
     [
         (r"(a)\1", "back references"), ("(?=a)b", "look-ahead"), (r"a\b", "word boundaries"), ("a^b", "inside"),
-        ("(?i)a", r"\(\?i\)"), ("(a)?(?(1)b|c)", "conditional"), ("(?>a)", "atomic"), ("a(", "not a regular expression"),
+        ("(?i)a", r"\(\?i\)"), ("(a)?(?(1)b|c)", "conditional"), ("(?>a)", "atomic"),
+        ("a(", "not a regular expression"),
         ("a{99999999999}", "not a regular expression"), ("(" * 4000 + ")" * 4000, "groups"), ("a" * 20001, "20,001"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Structured output of `logosphere sample`: the constraint that its options name, and texts without what follows them."""
+"""Structured output of `logosphere sample`: the constraint of its options, and texts without what follows them."""
 
 from logosphere.errors import UserError
 from logosphere.model import Model

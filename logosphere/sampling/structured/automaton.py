@@ -276,7 +276,9 @@ def hash_rows(columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
     return found
 
 
-def _expand(moves: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_], class_of: npt.NDArray[np.int64]) -> ByteAutomaton:
+def _expand(
+    moves: npt.NDArray[np.int32], accepting: npt.NDArray[np.bool_], class_of: npt.NDArray[np.int64]
+) -> ByteAutomaton:
     """The automaton with a column for each byte and a row for failure."""
     states = len(moves)
     table = np.where(moves >= 0, moves, states)[:, class_of]

@@ -1,4 +1,4 @@
-"""Constraints on sampled texts: a regular expression or a JSON schema for a model, as `sample(…, constraint=…)` takes it."""
+"""Constraints on sampled texts: a regular expression or a JSON schema for a model, for `sample(…, constraint=…)`."""
 
 import json
 from collections import OrderedDict

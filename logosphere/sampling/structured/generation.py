@@ -33,7 +33,9 @@ class ConstrainedGeneration:
                 f"has {model.vocab_size}; make it for this model."
             )
         if particles > 1 and not (self.latent or self.process.codec.is_discrete):
-            raise UserError("particles need states that are tokens, as in mdlm, udlm or ar, or latents; leave them out.")
+            raise UserError(
+                "particles need states that are tokens, as in mdlm, udlm or ar, or latents; leave them out."
+            )
         self.batch = constraint.fill_end(model, batch)
         constraint.check(self.batch, length)
         if particles > 1:

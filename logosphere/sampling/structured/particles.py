@@ -55,7 +55,11 @@ class ParticleStepper(StepperWrapper):
     ) -> Float[Tensor, " B"]:
         """log Z of the last predictions, given the states after the step."""
         assert last.predicted is not None and last.log_p is not None
-        where, log_p, tokens = last.predicted, last.log_p, process.codec.decode(moved).clamp(0, process.codec.vocab_size - 1)
+        where, log_p, tokens = (
+            last.predicted,
+            last.log_p,
+            process.codec.decode(moved).clamp(0, process.codec.vocab_size - 1),
+        )
         context = log_p - process.log_likelihood(z[where], t[where])
         found = (context + process.log_likelihood(moved[where], s[where])).log_softmax(-1)
         known = torch.full_like(log_p, -MAX_LOGIT).scatter(-1, tokens[where][:, None], 0.0)

@@ -52,9 +52,7 @@ def read_pieces(tokenizer: TextTokenizer, end: int | None = None, size: int | No
     return Pieces(tuple(first), tuple(later), end)
 
 
-def _read_subwords(
-    tokenizer: TextTokenizer, content: Mapping[str, Any], size: int
-) -> tuple[list[bytes], list[bytes]]:
+def _read_subwords(tokenizer: TextTokenizer, content: Mapping[str, Any], size: int) -> tuple[list[bytes], list[bytes]]:
     """The pieces of a tokenizer.json: byte-level ones from its vocabulary, others from what it decodes."""
     names = _token_names(content, size)
     added = {token["id"]: token for token in content.get("added_tokens") or []}

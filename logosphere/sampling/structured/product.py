@@ -114,7 +114,11 @@ class RestrictedProduct:
         automaton = self.automaton
         beta = torch.where(self.end, 0.0, -torch.inf).double()
         found = [beta]
-        shape, group, target = (len(beta), *automaton.group.shape), automaton.group.flatten(), automaton.target.flatten()
+        shape, group, target = (
+            (len(beta), *automaton.group.shape),
+            automaton.group.flatten(),
+            automaton.target.flatten(),
+        )
         for position in reversed(range(self.tokens.shape[1])):
             moves = self.log_weights[:, position].index_select(1, group) + beta.index_select(1, target)
             beta = moves.view(shape).logsumexp(-1)
@@ -167,7 +171,9 @@ class RestrictedProduct:
         moves = self.log_weights[:, position].gather(1, group) + self.log_beta[position + 1].gather(1, target)
         return (moves - moves.amax(1, keepdim=True)).exp()
 
-    def restrict_predictions(self, groups: Int64[Tensor, "B T"], rows: Tensor | slice = slice(None)) -> Float[Tensor, "N V"]:
+    def restrict_predictions(
+        self, groups: Int64[Tensor, "B T"], rows: Tensor | slice = slice(None)
+    ) -> Float[Tensor, "N V"]:
         """Predictions, some or all of the packed ones, given the groups of their tokens."""
         automaton = self.automaton
         allowed = (automaton.members.T > 0)[groups[self.predicted][rows]].index_select(1, automaton.token_class)

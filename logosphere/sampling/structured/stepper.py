@@ -41,9 +41,7 @@ class ConstraintRun:
         self.tail = None if whole else constraint.open_product(self.known, self.tokens).log_beta
         self.prefix = (0, torch.zeros(len(batch), dtype=torch.long, device=batch.tokens.device))
 
-    def restrict(
-        self, log_p: Logits, predicted: Positions, determined: Positions, tokens: Tokens
-    ) -> "RestrictedText":
+    def restrict(self, log_p: Logits, predicted: Positions, determined: Positions, tokens: Tokens) -> "RestrictedText":
         """The distribution of the text for predictions of the positions `predicted`, packed in `log_p`, while the
         `determined` positions have `tokens`."""
         part = slice(self.start, self.stop)
@@ -71,7 +69,9 @@ class ConstraintRun:
 
     def _advance(self, tokens: Tokens, first: int) -> Int64[Tensor, " B"]:
         """The state after the tokens before `first`, which blocks do not change once they are finished."""
-        column, state = self.prefix if not self.whole and self.prefix[0] <= first else (0, torch.zeros_like(tokens[:, 0]))
+        column, state = (
+            self.prefix if not self.whole and self.prefix[0] <= first else (0, torch.zeros_like(tokens[:, 0]))
+        )
         for position in range(column, first):
             state = self.automaton.next[state, self.automaton.token_class[tokens[:, position]]]
         if not self.whole:
@@ -147,7 +147,12 @@ class ConstrainedEvaluate(JointDraws):
     def lazy(self) -> bool:
         """Whether the stepper itself draws tokens, for masks that become tokens: given the states of the automaton."""
         process = self.process
-        return self.use == "draws" and isinstance(process, Unmasking) and process.unmasks_tokens and process.codec.is_discrete
+        return (
+            self.use == "draws"
+            and isinstance(process, Unmasking)
+            and process.unmasks_tokens
+            and process.codec.is_discrete
+        )
 
     @cached_property
     def tokens(self) -> Tokens:
