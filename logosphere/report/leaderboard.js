@@ -65,7 +65,7 @@
     if (row) show(row); else if (!card.contains(event.target)) hide();
   });
   document.addEventListener("keydown", event => { if (event.key === "Escape") hide(); });
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", () => { if (!isNarrow()) hide(); }, { passive: true });
   for (const one of [choose, family, kind]) one.addEventListener("change", filter);
   filter();
 })();

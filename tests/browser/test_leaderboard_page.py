@@ -11,7 +11,7 @@ from logosphere.report.leaderboard import make_boards
 from logosphere.report.leaderboard_page import render_leaderboard
 
 webdriver = pytest.importorskip("selenium.webdriver")
-from browser_helpers import CHROMIUM, DRIVER, FLAGS  # noqa: E402
+from browser_helpers import CHROMIUM, DRIVER, FLAGS, until  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -95,22 +95,24 @@ def test_a_row_shows_its_command_commit_and_seeds(page: "webdriver.Chrome", how:
     origin = page.find_element(By.ID, "origin")
     assert not origin.is_displayed()
     button = page.find_elements(By.CSS_SELECTOR, "section.board:not([hidden]) td button")[1]
-    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    page.execute_async_script(  # with its event, which hides the origin
+        "arguments[0].scrollIntoView({block: 'center'}); setTimeout(arguments[1], 200)", button
+    )
     if how == "hover":
         ActionChains(page).move_to_element(button).perform()
     elif how == "tap":
         button.click()
     else:
         page.execute_script("arguments[0].focus()", button)
-    assert origin.is_displayed()
+    until(origin.is_displayed)
     for text in ("mdlm", "logosphere compare", "abcdef123456", "0, 1", "3 CPU minutes"):
         assert text in origin.text
     box, width, height = origin.rect, *page.execute_script("return [innerWidth, innerHeight]")
     assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1
     top = page.execute_script("return arguments[0].getBoundingClientRect().top", origin)
     assert top >= 0 and top + box["height"] <= height + 1
-    page.find_element(By.TAG_NAME, "body").send_keys(Keys.ESCAPE)
-    assert not origin.is_displayed()
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    until(lambda: not origin.is_displayed())
 
 
 @pytest.mark.parametrize("size", SIZES)
