@@ -1,12 +1,12 @@
-"""The page on adapting and fine-tuning: its commands and its Python run, on a tiny checkpoint in place of a real one."""
+"""The page on adapting and fine-tuning: its commands and its Python run, on a tiny checkpoint of random weights."""
 
 import json
 import shlex
 from pathlib import Path
 
 import pytest
-from test_docs import blocks, commands
-from test_fine_tuning import write_instruct
+from instruct_fixtures import write_instruct
+from page_helpers import blocks, commands
 
 from logosphere.cli import main
 

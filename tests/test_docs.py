@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 import results_tables
 import run_notebooks
+from page_helpers import blocks, commands
 
 from logosphere.cli import COMMANDS, main, parse_arguments
 from logosphere.cli.train_options import parse_train_options, split_recipe
@@ -29,16 +30,6 @@ NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-
-
-def commands(page: Path) -> list[list[str]]:
-    """The arguments of every `logosphere` command on a page."""
-    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("logosphere ")]
 
 
 # ---- Python --------------------------------------------------------------------------------------------------

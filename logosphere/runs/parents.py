@@ -178,8 +178,9 @@ def differences(parent: Run, spec: Spec, corpus: Corpus, *, adapted: bool = Fals
     if not adapted:
         one, two = theirs["options"], ours["options"]
         usual = option_defaults(spec.system)  # options of later versions are not named in earlier recipes
-        names_of_options = sorted((one.keys() | two.keys()) - FREE)
-        rows += [(name, *(part.get(name, usual.get(name)) for part in (one, two))) for name in names_of_options]
+        for name in sorted((one.keys() | two.keys()) - FREE):
+            if one.get(name, usual.get(name)) != two.get(name, usual.get(name)):
+                rows.append((name, one.get(name), two.get(name)))
         rows += [("published network", _without_anneal(theirs["published"]), _without_anneal(ours["published"]))]
     rows += [("labels", ", ".join(parent.labels), ", ".join(corpus.labels))]
     found = [f"{what} ({_format(a)} there, {_format(b)} here)" for what, a, b in rows if a != b]
