@@ -243,7 +243,7 @@ class Reconstruction:
 
 @torch.no_grad()
 def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Generator | int) -> Reconstruction:
-    """Measure a latent system on the sequences of `batches`; in one of a single text, another text's latents are its own."""
+    """Measure a latent system on the sequences of `batches`; the text after the last one is the first."""
     codec = model.process.codec
     if not isinstance(codec, Autoencoder):
         raise UserError("Reconstruction needs a latent system; use ld4lg, planner, tencdm or cosmos.")

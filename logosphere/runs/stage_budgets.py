@@ -74,8 +74,9 @@ class Stages:
         check_stages(model, config)
         self.process, self.fraction = process, 0.5 if process is None else process.stage_one
         self.own = config.stage_one_minutes is not None or config.autoencoder is not None
-        # An autoencoder that is trained all the time, or that was trained elsewhere, has no end here.
-        ends = process is not None and not process.joint and config.autoencoder is None
+        # An autoencoder that is trained all the time, or that was trained elsewhere, has no end here; of shards none is
+        # saved, because no process holds the whole.
+        ends = process is not None and not (process.joint or config.shard) and config.autoencoder is None
         self.pending = ends and not (run.path / CARD).exists()
 
     def ends(self, elapsed: Elapsed, config: TrainConfig, step: int) -> bool:

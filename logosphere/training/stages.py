@@ -185,6 +185,4 @@ def load_autoencoder(model: Model, place: str | Path) -> AutoencoderFile:
 
 def measure_stage_one(model: Model, batches: Iterable[Batch]) -> Reconstruction:
     """The reconstruction of held-out texts by a latent model."""
-    return measure_reconstruction(
-        model, (batch for batch in batches if len(batch) > 1), torch.Generator().manual_seed(0)
-    )
+    return measure_reconstruction(model, batches, torch.Generator().manual_seed(0))
