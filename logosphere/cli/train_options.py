@@ -96,7 +96,7 @@ def use_encoder_tokenizer(config: TrainConfig, argv: list[str], default: TrainCo
     named = any(word.split("=")[0] == "--tokenizer" for word in argv)
     if named or config.begin is not None or config.system == default.system or config.system not in LATENT:
         return config
-    from logosphere.runs.create import tokenizer_for  # needs torch
+    from logosphere.runs.parents import tokenizer_for  # needs torch
 
     found = tokenizer_for(replace(config, tokenizer="auto"))
     return config if not isinstance(found, str) or found == "auto" else replace(config, tokenizer=found)

@@ -82,8 +82,8 @@ def generate(
     a `guide` (sampling/guidance.py) adds guidance by a classifier of noisy states.
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
-    seed, or hold one for each sequence (`RowSeeds`). `stepper`, `grid` (or its name) and `cached` make a custom sampler.
-    `greedy_end` takes the likeliest tokens in the last step; the network computes in `precision` (float32, bfloat16 or
+    seed, or hold one for each sequence (`RowSeeds`). `stepper`, `grid` (or its name) and `cached` make a custom
+    sampler. `greedy_end` takes the likeliest tokens in the last step; the network computes in `precision` (float32, bfloat16 or
     auto). `decoding` are options of published decoding loops: lengths, blocks, thresholds and caches. A `constraint`
     (`ls.constrain`) keeps texts in a language, with `particles` for each that correct its look-ahead
     (docs/structured-output.md). `watch` is called with every frame. Sampling ends after the first frame for which
