@@ -6,6 +6,7 @@ import json
 import lzma
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,19 +145,22 @@ def write_zip(path: Path, name: str) -> Path:
     return path
 
 
-def write_xz_header(path: Path) -> None:
+def write_xz_header(path: Path) -> Path:
     """An xz file whose header asks for a dictionary of 4 GB, the largest that the format allows."""
     small = lzma.compress(b"abc\n" * 9, lzma.FORMAT_XZ, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}])
     changed = bytearray(small)
     changed[small.index(b"\x21\x01") + 2] = 40
+    end = 12 + 4 * small[12]  # of the header of the block, whose checksum follows
+    changed[end : end + 4] = zlib.crc32(changed[12:end]).to_bytes(4, "little")
     path.write_bytes(bytes(changed))
+    return path
 
 
 BOMBS: dict[str, Callable[[Path], object]] = {
     "many members": lambda folder: make_members(folder, 60_000),
     "equal names": lambda folder: make_equal_names(folder),
     "member of zeros": lambda folder: read_members(write_zip(folder / "a.zip", "a.txt"), ["b.txt"]),
-    "dictionary of xz": lambda folder: (write_xz_header(folder / "a.txt.xz"), open_corpus(str(folder / "a.txt.xz"))),
+    "dictionary of xz": lambda folder: open_corpus(str(write_xz_header(folder / "a.txt.xz"))),
     "field of a table": lambda folder: open_text(folder / "a.csv", 'text\n"' + "a" * (8 << 20)),
     "quotes": lambda folder: open_text(folder / "a.csv", "text\n" + '"' * 100_001),
     "nested lines": lambda folder: open_text(folder / "a.jsonl", '{"text": ' + "[" * 100_000 + "\n"),
