@@ -17,7 +17,7 @@ from pyarrow import parquet
 from text_fixtures import decode_splits, unfinished_files, write_file
 
 from logosphere.data import readers, tables
-from logosphere.data.columns import find_column
+from logosphere.data.columns import find_column, list_names
 from logosphere.data.corpora import open_corpus
 from logosphere.errors import UserError
 
@@ -262,3 +262,17 @@ def test_tables_are_not_held_in_memory(name: str, tmp_path: Path) -> None:
     printed = subprocess.run([sys.executable, "-c", measure, str(path)], check=True, capture_output=True, text=True)
     size, peak = map(int, printed.stdout.split())
     assert size > 16_000_000 and peak < 6_000_000
+
+
+def test_a_table_of_many_columns_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Of a hundred thousand names some are shown, and repeated ones are found in linear time."""
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(map(str, range(100_000))) + "\n")
+    for column in ("", "text"):
+        with pytest.raises(UserError, match="99,980 more") as caught:
+            open_corpus(str(path), column=column)
+        assert len(str(caught.value)) < 500
+    path.write_text(",".join([*map(str, range(100_000)), "7"]) + "\n")
+    with pytest.raises(UserError, match="names the column '7' twice"):
+        open_corpus(str(path))
+    assert list_names(["a" * 500]) == "a" * 100 + "…" and list_names(["a", "b"]) == "a, b"

@@ -88,7 +88,10 @@ def read_npz(path: Path, names: Sequence[str], largest: int = MAX_MEMBER_BYTES) 
         for info in archive.infolist():
             _check_size(info.file_size, info.filename, largest)
     with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-        return {name: stored[name] for name in names if name in stored.files}
+        try:
+            return {name: stored[name] for name in names if name in stored.files}
+        except MemoryError as problem:  # the header of an array asks for more than any machine has
+            raise ValueError(f"an array in it is too large ({problem})") from None
 
 
 def _check_size(size: int, name: str, largest: int = MAX_MEMBER_BYTES) -> None:

@@ -8,6 +8,8 @@ TEXT_COLUMN = "text"
 """The column that is read where a table has it and no other is named."""
 SAMPLE_ROWS = 200
 """Rows that a column of text is recognised by."""
+NAMES, NAME_LENGTH = 20, 100
+"""Names of columns in an error, and their characters, at most."""
 Sample = dict[str, list[object]]
 """The values of the first rows by the name of their column."""
 
@@ -16,7 +18,7 @@ def find_column(sample: Mapping[str, list[object]], column: str, location: str) 
     """The column of text among those of a table, by the values of its first rows; empty if it has no columns."""
     if not sample:
         return ""
-    names = ", ".join(sample)
+    names = list_names(sample)
     if column:
         if column not in sample:
             raise UserError(f"{location} has no column '{column}', only {names}; name one of them with --column.")
@@ -29,9 +31,16 @@ def find_column(sample: Mapping[str, list[object]], column: str, location: str) 
         return likely[0]
     if likely:
         raise UserError(
-            f"{location} has several columns that may hold text ({', '.join(likely)}); choose one with --column."
+            f"{location} has several columns that may hold text ({list_names(likely)}); choose one with --column."
         )
     raise UserError(f"{location} has no column that looks like text, only {names}; name one with --column.")
+
+
+def list_names(names: Iterable[str]) -> str:
+    """The first names of columns, each cut where it is long, and how many there are besides: errors are sentences."""
+    given = list(names)
+    shown = ", ".join(name if len(name) <= NAME_LENGTH else f"{name[:NAME_LENGTH]}…" for name in given[:NAMES])
+    return shown if len(given) <= NAMES else f"{shown} and {len(given) - NAMES:,} more"
 
 
 def _is_text(values: Iterable[object]) -> bool:
@@ -52,7 +61,8 @@ def check_column(names: Iterable[str], location: str, column: str = TEXT_COLUMN)
     """Raise UserError unless a table has this column."""
     if column not in names:
         raise UserError(
-            f"{location} has no column '{column}', only {', '.join(names)}; name the one that holds text with --column."
+            f"{location} has no column '{column}', only {list_names(names)}; name the one that holds text with "
+            "--column."
         )
 
 

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from logosphere.data.columns import (
     Sample,
     check_cell,
     check_column,
+    list_names,
     replace_lone_surrogates,
 )
 from logosphere.data.compressed import open_binary, plain_suffix
@@ -65,8 +67,9 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
                 continue
             if not header:
                 header = row
-                if twice := {name for name in header if header.count(name) > 1}:
-                    raise UserError(f"{location} names the column '{min(twice)}' twice; rename one of them.")
+                if twice := [name for name, count in Counter(header).items() if count > 1]:
+                    name = list_names([min(twice)])
+                    raise UserError(f"{location} names the column '{name}' twice; rename one of them.")
             elif len(row) != len(header):
                 raise UserError(
                     f"{location} has {plural(len(row), 'field')} and the header has {len(header)}; correct it."

@@ -31,7 +31,8 @@ def parameters_on_meta() -> Iterator[None]:
             return None  # on meta, it is shared with another module, and stays shared
         return nn.Parameter(torch.empty_like(parameter, device=META), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(replace)
+    # The annotation of the function leaves out that a hook may return another parameter.
+    handle = register_module_parameter_registration_hook(replace)  # type: ignore[arg-type]
     try:
         yield
     finally:

@@ -19,9 +19,11 @@ from attacks.files import deadline, edit_recipe, limited_memory, refuse
 from logosphere import UserError, build, import_model, load
 from logosphere.checkpoints import chat
 from logosphere.checkpoints.chat import make_messages, render_chat
+from logosphere.checkpoints.chat_process import MAX_TEXT
 from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.checkpoints.hub import is_hub, parse_source
 from logosphere.data.tokenizers import text8_tokenizer
+from logosphere.io import file_sha256
 from logosphere.pretrained import checksums, resolve_folder
 from logosphere.pretrained.hashes import HASHES, recorded_sha256, write_hashed
 from logosphere.runs.import_checkpoint import default_folder, import_checkpoint
@@ -212,7 +214,7 @@ def render_template(template: str, world: ImportWorld) -> None:
         texts: list[str] = []
         message = attempt(lambda: texts.append(render_chat(template, make_messages(["a"]), {})), seconds=40)
     shown = message + "".join(texts)
-    assert "\x1b" not in shown and "uid=" not in shown and "root:" not in shown and len(shown) <= chat.MAX_TEXT + 1000
+    assert "\x1b" not in shown and "uid=" not in shown and "root:" not in shown and len(shown) <= MAX_TEXT + 1000
     assert "<class" not in "".join(texts) and home not in "".join(texts)
 
 
@@ -277,7 +279,7 @@ def fail_while_replacing(name: str, world: ImportWorld) -> None:
         found = load_file(folder / "best.safetensors")["x"]
         assert torch.equal(found, first["x"]) or torch.equal(found, second["x"])
         digest = recorded_sha256(folder, "best.safetensors")
-        assert digest == checksums.file_sha256(folder / "best.safetensors"), f"{name} {number}"
+        assert digest == file_sha256(folder / "best.safetensors"), f"{name} {number}"
 
 
 @attack("model.safetensors", "recipe.json", "tokenizer.json")
