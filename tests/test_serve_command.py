@@ -110,11 +110,11 @@ def test_the_page_describes_the_interface(tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="it is installed with: pip install schemathesis")
     with serve_models(tmp_path) as address:
         page = f"{address.removesuffix('/v1')}/openapi.json"
-        command = [sys.executable, "-m", "schemathesis.cli", "run", page, "--max-examples", "30", "--seed", "1"]
+        command = [sys.executable, "-m", "schemathesis.cli", "run", page, "--max-examples", "15", "--seed", "1"]
         command += ["--exclude-checks", "positive_data_acceptance", "--request-timeout", "60", "--no-color"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-6000:]
-        assert re.search(r"Tested: 7|Selected: 7/7", done.stdout), done.stdout[-2000:]
+        assert re.search(r"Tested: [67]\n", done.stdout), done.stdout[-2000:]
 
 
 @pytest.mark.slow
@@ -124,5 +124,5 @@ def test_many_clients_get_texts_and_memory_stays(tmp_path: Path) -> None:
     measured = serve_load.measure(20.0, 16, str(place), 8, 2.0)
     load, paired = measured["load"], measured["paired"]
     assert load["errors"] == [] and load["texts"] > 50
-    assert load["memory_growth"] < 0.15 and load["after"]["files"] <= load["before"]["files"] + 4
+    assert load["memory_growth"] < 0.1 and load["after"]["files"] <= load["before"]["files"] + 4
     assert paired["cpu_ratio"] > 1.5, "small networks gain from batches, also in processor seconds"

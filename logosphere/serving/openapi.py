@@ -77,7 +77,8 @@ def _operation(about: str, answer: str, *errors: int) -> Schema:
 
 def _post(about: str, request: str, answer: str) -> Schema:
     operation = _operation(about, answer, 404, 413, 415, 429, 500, 503, 504)
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    event = _object({"data": {"type": "string"}, "event": {"enum": ["message", "draft"]}}, ["data"])
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
     return operation | {"requestBody": {"required": True, "content": _json(request)}}
 
 
