@@ -22,14 +22,16 @@ PERSON = {
         "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,7}$"},
         "age": {"type": "integer", "minimum": 1, "maximum": 99},
         "likes": {"type": "array", "items": {"enum": ["cats", "dogs", "rain"]}, "minItems": 1, "maxItems": 3},
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{1,11}$"},
+        "weight": {"type": "number"},
         "happy": {"type": "boolean"},
     },
-    "required": ["name", "age", "likes", "happy"],
+    "required": ["name", "age", "likes", "city", "weight", "happy"],
 }
 LANGUAGES: dict[str, dict[str, Any]] = {
     "regular expression, letters and commas": {"match": "[A-Za-z ,.]*"},
     "regular expression, a sentence": {"match": r"[A-Z][a-z]+( [a-z]+){3,20}\."},
-    "JSON schema, four properties": {"json_schema": PERSON},
+    "JSON schema, six properties": {"json_schema": PERSON},
     "regular expression, 50 to 150 characters": {"match": ".{50,150}"},
 }
 LETTERS, CHAIN_MATCH, CHAIN_LENGTH, SAMPLES = "abc", "a*(b|ca)*", 4, 2000
