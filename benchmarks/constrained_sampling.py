@@ -83,7 +83,7 @@ def measure_look_ahead() -> None:
             share = torch.bincount(index, minlength=len(p)) / SAMPLES
             found[f"{particles} particles"] = float((share - p / p.sum()).abs().sum() / 2)
             records.append(
-                {"row": f"`{system}`", "system": system, "metric": f"{particles} particles", "steps": steps}
+                {"row": f"`{system}`", "system": system, "metric": f"{particles}_particles", "steps": steps}
                 | {"value": round(found[f"{particles} particles"], 3)}
             )
         rows[system] = found
