@@ -39,8 +39,8 @@ class ConstrainedGeneration:
         self.batch = constraint.fill_end(model, batch)
         constraint.check(self.batch, length)
         if particles > 1:
-            repeated = (field.repeat_interleave(particles, 0) for field in (self.batch.tokens, self.batch.known))
-            self.batch = Batch.of(*repeated)
+            tokens, known = self.batch.tokens, self.batch.known
+            self.batch = Batch.of(tokens.repeat_interleave(particles, 0), known.repeat_interleave(particles, 0))
         self.whole = model.block == model.length
         self.stepper: ParticleStepper | None = None
 
