@@ -22,14 +22,16 @@ PERSON = {
         "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,7}$"},
         "age": {"type": "integer", "minimum": 1, "maximum": 99},
         "likes": {"type": "array", "items": {"enum": ["cats", "dogs", "rain"]}, "minItems": 1, "maxItems": 3},
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{1,11}$"},
+        "weight": {"type": "number"},
         "happy": {"type": "boolean"},
     },
-    "required": ["name", "age", "likes", "happy"],
+    "required": ["name", "age", "likes", "city", "weight", "happy"],
 }
 LANGUAGES: dict[str, dict[str, Any]] = {
     "regular expression, letters and commas": {"match": "[A-Za-z ,.]*"},
     "regular expression, a sentence": {"match": r"[A-Z][a-z]+( [a-z]+){3,20}\."},
-    "JSON schema, four properties": {"json_schema": PERSON},
+    "JSON schema, six properties": {"json_schema": PERSON},
     "regular expression, 50 to 150 characters": {"match": ".{50,150}"},
 }
 LETTERS, CHAIN_MATCH, CHAIN_LENGTH, SAMPLES = "abc", "a*(b|ca)*", 4, 2000
@@ -81,7 +83,7 @@ def measure_look_ahead() -> None:
             share = torch.bincount(index, minlength=len(p)) / SAMPLES
             found[f"{particles} particles"] = float((share - p / p.sum()).abs().sum() / 2)
             records.append(
-                {"row": f"`{system}`", "system": system, "metric": f"{particles} particles", "steps": steps}
+                {"row": f"`{system}`", "system": system, "metric": f"{particles}_particles", "steps": steps}
                 | {"value": round(found[f"{particles} particles"], 3)}
             )
         rows[system] = found

@@ -179,7 +179,10 @@ def render_page(text: str, records: list[Record], tables: dict[str, Table]) -> s
 
 
 def find_pages(root: Path = ROOT) -> list[Path]:
-    pages = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("performance", "results", "sphere"))]
+    pages = [
+        root / "README.md",
+        *(root / "docs" / f"{name}.md" for name in ("performance", "results", "sphere", "structured-output")),
+    ]
     return pages + sorted((root / "docs" / "results").glob("*.md"))
 
 

@@ -192,6 +192,7 @@ def _draw(
     fixes_end = config.length is not None and run.tokenizer.eos is not None and config.length < model.length
     if renoises and ((given is not None and bool(given.known.any())) or fixes_end):
         notify(RENOISED)
+    ends_known = fixes_end and constraint is not None
     rng = as_generator(config.seed, model.device)
     guide = classifier_guide(config.by_classifier, run, model, config.label, config.n)
     label = "" if guide is not None else config.label  # a classifier guides in place of the model's own condition
@@ -219,7 +220,7 @@ def _draw(
             decoding=config.decoding,
             constraint=constraint,
             particles=config.particles,
-            renoise_known=renoises and known is not None and bool(known.any()),
+            renoise_known=renoises and (ends_known or (known is not None and bool(known.any()))),
             watch=watch,
             group=group,
         )

@@ -157,7 +157,7 @@ def generate(
         config = GuidanceConfig(guidance, unconditional, temperature, guide)
         predict, stepper = config.apply(model.process, conditional, stepper)
         stepper = GreedyLastStep(stepper) if greedy_end else stepper
-        stepper = stepper if language is None else language.apply(stepper)
+        stepper = stepper if language is None else language.apply(stepper, batch)
         predict = ActiveRows(predict) if stepper.adaptive else predict
         predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
         predict = CachedDenoiser(predict) if cached else predict
@@ -171,10 +171,11 @@ def generate(
                     watch(frame)
                 if until is not None and until(frame):
                     break
+            codec = model.process.codec
             if frame.step < frame.steps:
                 drawn = frame.tokens
             else:
-                drawn = model.process.codec.decode(frame.z) if language is None else language.decode(frame.z, noise)
+                drawn = codec.decode(frame.z) if language is None else language.decode(frame.z, batch, noise)
         seconds = time.perf_counter() - started
         cache = None if record is None else record.report()
     drawn = drawn if layout is None else drawn[:, : layout.end]

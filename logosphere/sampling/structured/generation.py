@@ -39,8 +39,8 @@ class ConstrainedGeneration:
         self.batch = constraint.fill_end(model, batch)
         constraint.check(self.batch, length)
         if particles > 1:
-            repeated = (field.repeat_interleave(particles, 0) for field in (self.batch.tokens, self.batch.known))
-            self.batch = Batch.of(*repeated)
+            tokens, known = self.batch.tokens, self.batch.known
+            self.batch = Batch.of(tokens.repeat_interleave(particles, 0), known.repeat_interleave(particles, 0))
         self.whole = model.block == model.length
         self.stepper: ParticleStepper | None = None
 
@@ -65,24 +65,25 @@ class ConstrainedGeneration:
         if watched or not alone:
             raise UserError("particles are neither watched nor divided among processes; leave out one of them.")
 
-    def apply(self, stepper: Stepper) -> Stepper:
-        """The stepper under the constraint."""
+    def apply(self, stepper: Stepper, batch: Batch) -> Stepper:
+        """The stepper under the constraint, for the rows of this process."""
         if self.latent:
             return stepper
-        run = ConstraintRun(self.constraint, self.batch, self.length, whole=self.whole)
+        run = ConstraintRun(self.constraint, batch, self.length, whole=self.whole)
         if self.particles == 1:
             return stepper.with_constraint(as_constrained(run))
         self.stepper = ParticleStepper(ConstrainedStepper(stepper, run), self.particles)
         return self.stepper
 
-    def decode(self, z: State, noise: Noise) -> Tokens:
+    def decode(self, z: State, batch: Batch, noise: Noise) -> Tokens:
         """The tokens of clean states, one row of each group of particles."""
         codec, log_weight = self.process.codec, None
         if isinstance(codec, Autoencoder):
             log_p = codec.token_logits(z).log_softmax(-1)
-            run = ConstraintRun(self.constraint, self.batch, self.length, whole=True)
-            everywhere = torch.ones_like(self.batch.known)
-            text = run.restrict(log_p.flatten(0, 1), everywhere, ~everywhere, self.batch.tokens)
+            run = ConstraintRun(self.constraint, batch, self.length, whole=True)
+            everywhere = torch.ones_like(batch.known)
+            text = run.restrict(log_p.flatten(0, 1), everywhere, ~everywhere, batch.tokens)
+            text.draw_groups(noise)
             tokens = log_p.argmax(-1)
             tokens[:, run.start : run.stop] = text.draw_tokens(noise)
             log_weight = text.product.log_z

@@ -79,7 +79,7 @@ def intersect(first: Ranges, second: Ranges) -> Ranges:
 
 def literal(text: str) -> Pattern:
     """A text itself."""
-    return Concatenation(tuple(Characters(((ord(character),) * 2,)) for character in text))  # type: ignore[arg-type]
+    return Concatenation(tuple(Characters(((ord(character),) * 2,)) for character in text))
 
 
 def any_of(*texts: str) -> Pattern:
