@@ -57,7 +57,11 @@
     const row = row_of(event);
     if (row) show(row); else if (!card.contains(event.target)) hide();
   });
-  document.addEventListener("focusin", event => { const row = row_of(event); if (row) show(row); else hide(); });
+  // A press focuses the button before its click, which must not land on the sheet that appears; keys show it at once.
+  document.addEventListener("focusin", event => {
+    const row = row_of(event);
+    if (!row) hide(); else if (event.target.matches(":focus-visible")) show(row);
+  });
   document.addEventListener("click", event => {
     const head = event.target.closest("th button");
     if (head) return sort(head.closest("th"));
