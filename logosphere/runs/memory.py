@@ -95,7 +95,10 @@ def predict_memory(model: Model, config: TrainConfig) -> MemoryPrediction:
 
 
 def _kept_bytes(model: Model, config: TrainConfig, count: int) -> int:
-    """Bytes that the bound of so many sequences keeps for its gradient, apart from weights."""
+    """Bytes that the bound of so many sequences keeps for its gradient, apart from weights.
+
+    The backward pass holds gradients of the activations of one block as well, which are as large as these.
+    """
     tokens = torch.zeros(count, model.length, dtype=torch.long, device=model.device)
     batch = Batch.of(tokens)
     noise = CounterNoise(0, 0, batch.ids, batch.global_index, batch.total)
@@ -106,11 +109,11 @@ def _kept_bytes(model: Model, config: TrainConfig, count: int) -> int:
             model.train().bound(batch, noise, config.draws)
         total = sum(kept.values())
     model.train(training)
+    blocks = max(1, _blocks(model))
     if not config.recompute:
-        return total
-    blocks = _blocks(model)
+        return total + total // blocks
     width = model.spec.published_size.get("width", 0) if model.spec is not None else 0
-    return total // max(1, blocks) + 4 * blocks * count * model.length * width
+    return 2 * total // blocks + 4 * blocks * count * model.length * width
 
 
 @contextmanager
