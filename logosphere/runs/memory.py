@@ -2,7 +2,8 @@
 
 The process already holds the program, the data and the weights. A step adds what it keeps for the backward pass,
 measured by the bound of one and of two sequences; gradients, two moments and the average of what is trained; and parts
-of the logits. Saving adds a copy of the averaged weights.
+of the logits. Saving adds a copy of the averaged weights. The sum is a lower estimate: gaps that the allocator keeps
+and what evaluation takes for itself are not modelled.
 """
 
 from collections.abc import Iterator
@@ -174,7 +175,7 @@ def describe_memory(found: MemoryPrediction) -> str:
     """One line."""
     share = "all" if found.trained == found.parameters else f"{found.trained:,}"
     return (
-        f"Memory at the peak: about {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program, data and weights, "
+        f"Memory at the peak: at least {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program, data and weights, "
         f"{found.state / 1e9:.2f} GB of moments and averages, {found.gradients / 1e9:.2f} GB of gradients, "
         f"{found.activations / 1e9:.2f} GB of activations and logits). "
         f"Of {found.parameters:,} parameters {share} are trained."
