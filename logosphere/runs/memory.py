@@ -175,7 +175,7 @@ def describe_memory(found: MemoryPrediction) -> str:
     """One line."""
     share = "all" if found.trained == found.parameters else f"{found.trained:,}"
     return (
-        f"Memory at the peak: at least {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program, data and weights, "
+        f"Memory at the peak: at least {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program and weights, "
         f"{found.state / 1e9:.2f} GB of moments and averages, {found.gradients / 1e9:.2f} GB of gradients, "
         f"{found.activations / 1e9:.2f} GB of activations and logits). "
         f"Of {found.parameters:,} parameters {share} are trained."
