@@ -25,7 +25,7 @@ import logosphere as ls
 from logosphere.data.detokenize import detokenize_wikitext
 from logosphere.errors import UserError
 from logosphere.evaluation.report import evaluate
-from logosphere.io import write_json
+from logosphere.io import RECIPE, write_json
 from logosphere.model import Model
 from logosphere.pretrained.adapters import published_network
 from logosphere.runs.adapt import create_adapted
@@ -34,7 +34,7 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import initial_model
 from logosphere.runs.loop import run_training
 from logosphere.runs.parents import SMOLLM2, open_parent
-from logosphere.runs.run import RECIPE, Run
+from logosphere.runs.run import Run
 from logosphere.runs.train_data import open_run_data
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch

@@ -180,8 +180,8 @@ def _encode_split(
     rows: list[Record], tokenizer: Tokenizer, labels: list[str], location: str, prompting: Prompting | None
 ) -> Examples:
     if prompting is not None:
-        sources, answers = [row.source or "" for row in rows], [row.text for row in rows]
-        sequences, prompts = encode_prompted(sources, answers, tokenizer, prompting)
+        pairs = [row.source or "" for row in rows], [row.text for row in rows]
+        sequences, prompts = encode_prompted(*pairs, tokenizer, prompting)
         return Examples(sequences, eos=tokenizer.eos if isinstance(tokenizer, WithEOS) else None, prompts=prompts)
     label_ids = sources = None
     if labels:

@@ -2,7 +2,8 @@
 
 The process already holds the program, the data and the weights. A step adds what it keeps for the backward pass,
 measured by the bound of one and of two sequences; gradients, two moments and the average of what is trained; and parts
-of the logits. Saving adds a copy of the averaged weights.
+of the logits. Saving adds a copy of the averaged weights. The sum is a lower estimate: gaps that the allocator keeps
+and what evaluation takes for itself are not modelled.
 """
 
 from collections.abc import Iterator
@@ -95,7 +96,10 @@ def predict_memory(model: Model, config: TrainConfig) -> MemoryPrediction:
 
 
 def _kept_bytes(model: Model, config: TrainConfig, count: int) -> int:
-    """Bytes that the bound of so many sequences keeps for its gradient, apart from weights."""
+    """Bytes that the bound of so many sequences keeps for its gradient, apart from weights.
+
+    The backward pass holds gradients of the activations of one block as well, which are as large as these.
+    """
     tokens = torch.zeros(count, model.length, dtype=torch.long, device=model.device)
     batch = Batch.of(tokens)
     noise = CounterNoise(0, 0, batch.ids, batch.global_index, batch.total)
@@ -106,11 +110,11 @@ def _kept_bytes(model: Model, config: TrainConfig, count: int) -> int:
             model.train().bound(batch, noise, config.draws)
         total = sum(kept.values())
     model.train(training)
+    blocks = max(1, _blocks(model))
     if not config.recompute:
-        return total
-    blocks = _blocks(model)
+        return total + total // blocks
     width = model.spec.published_size.get("width", 0) if model.spec is not None else 0
-    return total // max(1, blocks) + 4 * blocks * count * model.length * width
+    return 2 * total // blocks + 4 * blocks * count * model.length * width
 
 
 @contextmanager
@@ -171,7 +175,7 @@ def describe_memory(found: MemoryPrediction) -> str:
     """One line."""
     share = "all" if found.trained == found.parameters else f"{found.trained:,}"
     return (
-        f"Memory at the peak: about {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program, data and weights, "
+        f"Memory at the peak: at least {found.peak / 1e9:.2f} GB ({found.held / 1e9:.2f} GB of program and weights, "
         f"{found.state / 1e9:.2f} GB of moments and averages, {found.gradients / 1e9:.2f} GB of gradients, "
         f"{found.activations / 1e9:.2f} GB of activations and logits). "
         f"Of {found.parameters:,} parameters {share} are trained."

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from logosphere.data.batches import eval_batches, train_batches
@@ -41,6 +42,8 @@ from logosphere.types import Batch
 
 SAMPLES, SAMPLING_STEPS = 4, 128
 """Texts that are sampled at the end of a training, and the largest number of steps they take."""
+MANY_LOGITS, FEW_STEPS = 1 << 23, 32
+"""Logits of all these texts from which on they are sampled one by one, in fewer steps."""
 RESULT = Path("eval") / "valid.json"
 """The validation report of a finished training, in its folder."""
 CLASSIFIER_SEQUENCES = 512
@@ -196,10 +199,17 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
         return run
     assert outcome.report is not None  # the last step of a run is always validated
     outcome.report.save(run.path / RESULT)
-    drawn = generate(run.model(), n=SAMPLES, steps=min(SAMPLING_STEPS, run.config.length))
-    texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+    texts = [corpus.tokenizer.decode(row) for row in _sample(run.model())]
     write_atomic(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     return run
+
+
+def _sample(model: Model) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Some texts; where logits are large one by one and in fewer steps, to take no more memory than the training."""
+    if SAMPLES * model.length * model.vocab_size <= MANY_LOGITS:
+        return list(generate(model, n=SAMPLES, steps=min(SAMPLING_STEPS, model.length)).tokens.cpu().numpy())
+    steps = min(FEW_STEPS, model.length)
+    return [generate(model, n=1, steps=steps, rng=seed).tokens[0].cpu().numpy() for seed in range(SAMPLES)]
 
 
 class Interrupts:

@@ -94,8 +94,8 @@ class PublishedDenoiser(Denoiser):
             first = (torch.arange(z.shape[1], device=h.device) % self.block == 0)[:, None]
             return torch.where(first, shift_features(clean), shift_features(h))
         causal = not self.is_open and not bool(self.opened > 0)
-        mask = None if self.is_open or causal else self.annealed_mask(z.shape[1])
-        h = self.network.features(self.ids(z), self.condition(t), mask=mask, causal=causal)
+        opening = None if self.is_open or causal else self.annealed_mask(z.shape[1])
+        h = self.network.features(self.ids(z), self.condition(t), mask=opening, causal=causal)
         return shift_features(h) if self.shifts else h
 
     @property

@@ -63,9 +63,9 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(linear.weight.detach(), requires_grad=False)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
-        like = {"dtype": torch.float32, "device": linear.weight.device}
-        self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, **like))
-        self.lora_b = nn.Parameter(torch.zeros(linear.out_features, rank, **like))
+        device = linear.weight.device
+        self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, dtype=torch.float32, device=device))
+        self.lora_b = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=torch.float32, device=device))
         self.scale = alpha / rank
 
     def forward(self, x: Float[Tensor, "... n"]) -> Float[Tensor, "... m"]:
