@@ -48,9 +48,7 @@ def main() -> None:
 
 def print_table(ends: list[PathEnd]) -> None:
     """Print the bound at each end of the path."""
-    print(
-        "| log-SNR | tokens read | reconstruction, nats | rate, nats | bound, bits per token | rate of scale |"
-    )
+    print("| log-SNR | tokens read | reconstruction, nats | rate, nats | bound, bits per token | rate of scale |")
     print("|---:|---:|---:|---:|---:|---:|")
     for end in ends:
         print(

@@ -28,6 +28,7 @@ from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpus import Corpus, Examples
 from logosphere.evaluation.likelihood import Reconstruction
 from logosphere.io import write_json
+from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.systems.registry import complete_options
 from logosphere.training.stages import measure_stage_one
 from logosphere.training.trainer import Trainer
@@ -125,17 +126,20 @@ def train_row(name: str, seed: int, place: Path, args: argparse.Namespace) -> di
     model = ls.build(
         system, vocab_size=corpus.tokenizer.size, length=length, width=WIDTH, depth=2, heads=HEADS, **options
     )  # fmt: skip
+    process = model.process
+    assert isinstance(process, AutoencoderStage)
     started = time.process_time()
     if isinstance(corpus.train, Examples):
         rows, origin = corpus.train, f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
-        model.process.precompute(lambda: rows.padded_rows(length), origin)
+        process.precompute(lambda: rows.padded_rows(length), origin)
     encoding = time.process_time() - started
     trainer = Trainer(
         model, optim=ls.OptimizerConfig(lr=args.lr, warmup=50), ema=None, seed=seed, precision=args.precision
     )
     batches = train_batches(corpus.train, length, BATCH, seed)
-    budget, spent, curve = 60 * args.minutes, 0.0, []
-    share = model.process.stage_one
+    budget, spent = 60 * args.minutes, 0.0
+    curve: list[dict[str, float]] = []
+    share = process.stage_one
     while spent < budget:
         started = time.process_time()
         done = spent / budget

@@ -25,6 +25,7 @@ _LAZY = {
     "register_system": "logosphere.systems.registry:register",
     "save_autoencoder": "logosphere.training.stages:save_autoencoder",
     "load_autoencoder": "logosphere.training.stages:load_autoencoder",
+    "interpolate": "logosphere.sampling.interpolation:interpolate",
     "TimeGrid": "logosphere.sampling.loop:TimeGrid",
     "Plan": "logosphere.sampling.loop:TimeGrid",  # its former name
     "sample_loop": "logosphere.sampling.loop:sample_loop",

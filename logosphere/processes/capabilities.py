@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from logosphere.codecs.base import Autoencoder
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
 
@@ -71,7 +70,6 @@ class LearnedForward(ABC):
 class AutoencoderStage(ABC):
     """A codec that is trained before the path."""
 
-    codec: Autoencoder
     stage_one: float
     """The fraction of the training that is its own."""
     joint: bool

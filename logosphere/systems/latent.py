@@ -265,7 +265,7 @@ def default_encoder(system: str, options: Mapping[str, Any], preset: str) -> str
     """The pretrained encoder that a latent system would have with these options; None for other systems."""
     if system not in SETTINGS:
         return None
-    return wants_encoder(find_preset(system, preset).options | options, default=SETTINGS[system].pretrained)
+    return wants_encoder({**find_preset(system, preset).options, **options}, default=SETTINGS[system].pretrained)
 
 
 # ---- systems --------------------------------------------------------------------------------------------------------

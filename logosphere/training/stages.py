@@ -105,7 +105,7 @@ def save_autoencoder(
         raise UserError("Only autoencoders of models made by build(…) can be saved; this one was made in another way.")
     check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = dict(process.codec.state_dict())
+    tensors: dict[str, Tensor] = dict(model.process.codec.state_dict())
     write_tensors(path / WEIGHTS, tensors | {MEAN: process.recon_ema})
     tokenizer = None if model.tokenizer is None else model.tokenizer.describe()
     if origin and "tokenizer" in origin:
@@ -177,7 +177,7 @@ def load_autoencoder(model: Model, place: str | Path) -> AutoencoderFile:
         raise UserError(f"The autoencoder in {found.folder} was trained with another tokenizer than this model has.")
     tensors = read_tensors(found.weights, str(found.content["sha256"]))
     mean = tensors.pop(MEAN, torch.zeros(2, dtype=torch.float64))
-    load_strict(process.codec, tensors, found.weights)
+    load_strict(model.process.codec, tensors, found.weights)
     process.recon_ema.copy_(mean)
     begin_second_stage(model)
     return found
