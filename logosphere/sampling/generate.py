@@ -83,9 +83,9 @@ def generate(
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
     seed, or hold one for each sequence (`RowSeeds`). `stepper`, `grid` (or its name) and `cached` make a custom
-    sampler. `greedy_end` takes the likeliest tokens in the last step; the network computes in `precision` (float32, bfloat16 or
-    auto). `decoding` are options of published decoding loops: lengths, blocks, thresholds and caches. A `constraint`
-    (`ls.constrain`) keeps texts in a language, with `particles` for each that correct its look-ahead
+    sampler. `greedy_end` takes the likeliest tokens in the last step; the network computes in `precision` (float32,
+    bfloat16 or auto). `decoding` are options of published decoding loops: lengths, blocks, thresholds and caches. A
+    `constraint` (`ls.constrain`) keeps texts in a language, with `particles` for each that correct its look-ahead
     (docs/structured-output.md). `watch` is called with every frame. Sampling ends after the first frame for which
     `until` holds; tokens that are not determined by then are HIDDEN.
     The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.

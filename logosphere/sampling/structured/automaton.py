@@ -271,8 +271,8 @@ def hash_rows(columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
     """
     factors = np.random.default_rng(columns.shape[0]).integers(1, 1 << 63, columns.shape[0], dtype=np.uint64)
     found = np.zeros(columns.shape[1], dtype=np.uint64)
-    for index in range(len(columns)):
-        found += (columns[index].astype(np.uint64) + np.uint64(1)) * (factors[index] * np.uint64(2) + np.uint64(1))
+    for column, factor in zip(columns, 2 * factors + 1, strict=True):
+        found += (column.astype(np.uint64) + np.uint64(1)) * factor
     return found
 
 
