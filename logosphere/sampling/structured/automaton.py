@@ -269,9 +269,10 @@ def hash_rows(columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
     It is their product with random numbers modulo 2^64 (Carter and Wegman 1979). Different rows get the same number
     with a probability of about 1e-15, and sorting numbers is a hundred times faster than sorting rows.
     """
-    factors = np.random.default_rng(columns.shape[0]).integers(1, 1 << 63, columns.shape[0], dtype=np.uint64)
+    random = np.random.default_rng(columns.shape[0])
+    factors: npt.NDArray[np.uint64] = random.integers(1, 1 << 63, size=(len(columns),), dtype=np.uint64) * 2 + 1
     found = np.zeros(columns.shape[1], dtype=np.uint64)
-    for column, factor in zip(columns, 2 * factors + 1, strict=True):
+    for column, factor in zip(columns, factors, strict=True):
         found += (column.astype(np.uint64) + np.uint64(1)) * factor
     return found
 
