@@ -96,6 +96,8 @@ def use_encoder_tokenizer(config: TrainConfig, argv: list[str], default: TrainCo
     named = any(word.split("=")[0] == "--tokenizer" for word in argv)
     if named or config.begin is not None or config.system == default.system or config.system not in LATENT:
         return config
+    if config.autoencoder is not None:
+        return replace(config, tokenizer="auto")  # that of the autoencoder
     from logosphere.runs.parents import tokenizer_for  # needs torch
 
     found = tokenizer_for(replace(config, tokenizer="auto"))

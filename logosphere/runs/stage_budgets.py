@@ -1,6 +1,8 @@
 """How much of a training is done, and the stages of latent systems: their budgets, and what the first one leaves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpus import Corpus
@@ -26,10 +28,11 @@ class Elapsed:
     first_cpu_seconds: float = 0.0
 
     @staticmethod
-    def read(saved: dict[str, float]) -> "Elapsed":
+    def read(saved: Mapping[str, Any]) -> "Elapsed":
         """The time in a checkpoint; those before there were stages have two entries."""
-        first = (int(saved.get("first_steps", 0)), saved.get("first_seconds", 0.0), saved.get("first_cpu_seconds", 0.0))
-        return Elapsed(saved["seconds"], saved["cpu_seconds"], *first)
+        first, cpu_first = float(saved.get("first_seconds", 0.0)), float(saved.get("first_cpu_seconds", 0.0))
+        steps = int(saved.get("first_steps", 0))
+        return Elapsed(float(saved["seconds"]), float(saved["cpu_seconds"]), steps, first, cpu_first)
 
     def add(self, seconds: float, cpu_seconds: float, group: ProcessGroup) -> "Elapsed":
         """The time after a step, the same in every process: wall time of the main process, processor time of all."""
