@@ -29,7 +29,7 @@ def test_repeatedly_killed_training_gives_the_same_result(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activity", ["save", "export", "import"])
+@pytest.mark.parametrize("activity", ["save", "export", "import", "serve"])
 def test_killed_saves_exports_and_imports_leave_whole_folders(activity: str, tmp_path: Path) -> None:
     assert inject_into_folders(tmp_path, activity, kills=6, seed=1)["kills"] == 6
 

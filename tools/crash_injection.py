@@ -7,7 +7,8 @@ restarted. After each kill every checkpoint that was reported as saved must be r
 final name. At the end metrics, weights and EMA weights must equal those of an uninterrupted training bit by bit.
 
 Processes that save, export or import a model are killed in the same way. Their folder must be complete or absent, the
-model that they read must be unchanged, and the next process must write what an uninterrupted one writes.
+model that they read must be unchanged, and the next process must write what an uninterrupted one writes. So it is with
+a server, which is killed while it starts or answers requests; its answers are what is written.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -52,6 +54,8 @@ RECIPE = replace(
 )
 CRASH_CALLS = ("fsync", "replace", "link", "unlink", "mkdir")
 """Functions of `os` before or after which a process may be killed."""
+SERVED = 4
+"""Requests that a server answers."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class TrainingProcess:
 
 
 class FolderProcess:
-    """A model that is saved, exported or imported into a new folder."""
+    """A model that is saved, exported, imported or served, and the new folder with what comes of it."""
 
     def __init__(self, folder: Path, activity: str):
         self.folder, self.activity, self.out = folder, activity, folder / "out"
@@ -175,17 +179,38 @@ class FolderProcess:
                 os.chdir(self.folder / "source")
                 run = Run(self.folder / "source" / "run", trust_references=True)
                 export_run(run, self.out, EvaluateConfig(sequences=2, draws=1))
+            case "serve":
+                draft = self.folder / f"draft-{os.getpid()}"
+                draft.mkdir()
+                (draft / "answers.json").write_text(json.dumps(ask_server(self.folder / "source")))
+                draft.rename(self.out)
 
     def check_files(self) -> None:
         """Check what must hold after every kill: the folder is absent, or complete and readable."""
         assert read_all(self.folder / "source") == self.source, "what was read is changed"
         if self.out.exists():
             assert self.result() == self.written, "the folder is incomplete"
-            load(self.out)
+            if self.activity != "serve":
+                load(self.out)
 
     def result(self) -> dict[str, bytes]:
         """What was written, apart from the description of the machine."""
         return {name: content for name, content in read_all(self.out).items() if name != "env.json"}
+
+
+def ask_server(source: Path) -> list[str]:
+    """The texts that a server of a model answers requests with."""
+    from logosphere.serving.server import serve
+
+    texts = []
+    with serve([source]) as address:
+        for seed in range(SERVED):
+            asked = {"model": source.name, "prompt": "the", "seed": seed, "steps": 4}
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{address}/completions", json.dumps(asked).encode(), headers)
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+                texts.append(json.load(answer)["choices"][0]["text"])
+    return texts
 
 
 def read_all(folder: Path) -> dict[str, bytes]:
@@ -282,13 +307,14 @@ def inject_crashes(
 
 
 def inject_into_folders(folder: Path, activity: str, kills: int, seed: int = 0) -> dict[str, float]:
-    """Kill processes that save, export or import; return the numbers of kills and of folders that were completed."""
+    """Kill processes of an activity; return the numbers of kills and of folders that were completed."""
     chance, done, killed = random.Random(f"{activity} {seed}"), 0, 0
     activities = Counter[str]()
     job = FolderProcess(folder / activity, activity)
     while killed < kills:
-        random_time = chance.random() < 0.4
-        kill = Kill(seconds=chance.expovariate(1 / 0.1)) if random_time else Kill.draw_call(chance, 12)
+        random_time = activity == "serve" or chance.random() < 0.4
+        mean = 0.5 if activity == "serve" else 0.1
+        kill = Kill(seconds=chance.expovariate(1 / mean)) if random_time else Kill.draw_call(chance, 12)
         if run_until_killed(job, kill):
             killed += 1
             activities["at random times" if random_time else "at a call"] += 1
@@ -311,12 +337,12 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    started, share = time.monotonic(), args.kills // 4
+    started, share = time.monotonic(), args.kills // 5
     systems = (RECIPE, replace(RECIPE, system="rdlm"))
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        figures = {"train": inject_crashes(place, args.kills - 3 * share, args.seed, systems)}
-        for activity in ("save", "export", "import"):
+        figures = {"train": inject_crashes(place, args.kills - 4 * share, args.seed, systems)}
+        for activity in ("save", "export", "import", "serve"):
             figures[activity] = inject_into_folders(place, activity, share, args.seed)
             print(json.dumps({activity: figures[activity]}), file=sys.stderr, flush=True)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
