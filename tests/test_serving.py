@@ -241,7 +241,7 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
     ({"best_of": 2}, "best_of", "best_of must equal n"),
     ({"presence_penalty": 1}, "presence_penalty", "not supported"),
     ({"logprobs": 3}, "logprobs", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "does not constrain"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "use json_schema"),
     ({"draft": True}, "draft", "needs stream"),
     ({"infill": "no gap"}, "infill", "no gap|no position"),
     ({"infill": "a[..]", "suffix": "b"}, "infill", "leave out"),

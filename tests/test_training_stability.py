@@ -73,9 +73,14 @@ def test_non_finite_weights_never_replace_a_checkpoint(shard: bool, corpus: Corp
         broken: list[Trainer] = []
 
         def break_weights(
-            trainer: Trainer, batch: Batch, done: float, step: int = step, seen: list[Trainer] = broken
+            trainer: Trainer,
+            batch: Batch,
+            done: float,
+            stage: tuple[int, float],
+            step: int = step,
+            seen: list[Trainer] = broken,
         ) -> Progress:
-            progress = train_step(trainer, batch, done)
+            progress = train_step(trainer, batch, done, stage)
             if trainer.step == step:
                 seen.append(trainer)
                 trainer.parameters[0].data.fill_(torch.nan)

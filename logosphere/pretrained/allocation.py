@@ -7,12 +7,16 @@ take is limited (`limits.py`). Only the parameters, which a recipe can make as l
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 META = torch.device("meta")
+DRAWS = frozenset({"normal_", "uniform_", "kaiming_uniform_", "exponential_", "bernoulli_", "random_"})
+"""Methods of tensors, and functions of torch.nn.init, that draw values."""
 SMALL = 1 << 10
 """Numbers of a parameter that has memory at once: schedules with parameters compute their ends when they are built."""
 
@@ -22,7 +26,7 @@ def parameters_on_meta() -> Iterator[None]:
     """Modules that this thread builds inside get parameters without memory, apart from small ones.
 
     A constructor allocates a parameter without writing to it, which takes no memory yet, and registers it; here it is
-    replaced by one on the device meta. Drawing initial values then does nothing.
+    replaced by one on the device meta. Drawing initial values is left out.
     """
     owner = threading.get_ident()
 
@@ -34,9 +38,23 @@ def parameters_on_meta() -> Iterator[None]:
     # The annotation of the function leaves out that a hook may return another parameter.
     handle = register_module_parameter_registration_hook(replace)  # type: ignore[arg-type]
     try:
-        yield
+        with _SkippedDraws():
+            yield
     finally:
         handle.remove()
+
+
+class _SkippedDraws(TorchFunctionMode):
+    """Leaves out random values for tensors without memory, for which torch would import its compiler, in seconds."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        drawn = (args[0] if args else kwargs.get("tensor")) if getattr(func, "__name__", "") in DRAWS else None
+        if isinstance(drawn, torch.Tensor) and drawn.device == META:
+            return drawn
+        return func(*args, **kwargs)
 
 
 def is_complete(model: nn.Module) -> bool:
@@ -52,6 +70,6 @@ def allocate(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.device == META:
                 if id(parameter) not in made:
-                    memory = torch.empty_like(parameter, device="cpu")
+                    memory = torch.empty(parameter.shape, dtype=parameter.dtype)
                     made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
                 setattr(module, name, made[id(parameter)])

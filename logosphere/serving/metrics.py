@@ -93,7 +93,7 @@ def _escape(label: str) -> str:
 def _resident_bytes() -> int:
     """The resident memory of this process, where the system says it."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)

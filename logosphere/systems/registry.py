@@ -283,7 +283,7 @@ def build(
                 "continuous time where the system has it."
             )
     chosen = find_preset(name, preset)
-    if tokenizer is not None:
+    if tokenizer is not None and not isinstance(tokenizer, str):
         options = complete_options(name, options, tokenizer.describe(), preset)[0]
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}
