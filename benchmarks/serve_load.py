@@ -148,6 +148,7 @@ async def hold_load(
     before, task = measure_process(number), asyncio.create_task(watch())
     tally = await ask_for(address, model, clients, seconds, steps, varied=True)
     task.cancel()
+    await asyncio.sleep(2)  # until connections are closed whose clients have gone
     after = measure_process(number)
     ordered = sorted(tally.seconds)
     sizes = [state["kilobytes"] for state in states]

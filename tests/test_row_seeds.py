@@ -80,7 +80,7 @@ def test_sequences_do_not_depend_on_their_batch(system: str) -> None:
 def test_sequences_do_not_depend_on_their_batch_for_any_sampler(name: str) -> None:
     """With known positions that differ, so that sequences finish at different steps."""
     supported = 0
-    for system in ("mdlm", "udlm", "gidd", "ar", "rdlm", "diffusion-lm", "fisher-flow", "bfn"):
+    for system in ("mdlm", "udlm", "gidd", "ar", "rdlm", "diffusion-lm", "gaussian-ce", "cdcd", "fisher-flow", "bfn"):
         model = make_model(system)
         try:
             generate(model, steps=8, sampler=name)
