@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,14 @@ from logosphere.serving.server import KEY_VARIABLE, check_key  # noqa: E402
 def run_serve(*words: str, **variables: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     command = [sys.executable, "-m", "logosphere", "serve", *words, "--port", "0"]
     environment = os.environ | variables
+    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL) if hasattr(signal, "SIGHUP") else None
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=hear,  # nohup may have started the tests
     ) as server:
         assert server.stdout is not None
         try:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from logosphere.errors import UserError
@@ -26,6 +26,7 @@ def staged(out: Path, activity: str) -> Iterator[Path]:
     check_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     lock, draft = out.parent / f".{out.name}.{activity}.lock", out.parent / f".{out.name}.{activity}"
+    left = False
     try:
         with locked(lock, wait=False):
             check_free(out)
@@ -41,7 +42,14 @@ def staged(out: Path, activity: str) -> Iterator[Path]:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
             finally:
-                lock.unlink(missing_ok=True)
+                try:
+                    lock.unlink(missing_ok=True)
+                except PermissionError:  # Windows removes no open file
+                    left = True
     except BlockingIOError:
         raise UserError(f"Another {activity} into {out} is running; wait for it or choose another --out.") from None
+    finally:
+        if left:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
     sync(out.parent)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.autoencoders import pretrained
+from logosphere.autoencoders import bert, pretrained
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.model import Model
@@ -59,10 +59,7 @@ def small_encoder() -> Path:
     }  # fmt: skip
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
-        tensors = {
-            pretrained._published_name(name): tensor.clone()
-            for name, tensor in pretrained.Bert(config).state_dict().items()
-        }
+        tensors = {bert.published_name(name): tensor.clone() for name, tensor in bert.Bert(config).state_dict().items()}
     save_file(tensors, place / "model.safetensors")
     return place
 

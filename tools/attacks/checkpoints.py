@@ -372,7 +372,7 @@ def open_named_data(variant: tuple[str, str], world: CheckpointWorld) -> None:
         "studio": lambda: StudioModel("a", Run(folder)).held_out(2),
     }
     with (
-        patch("logosphere.runs.train.open_corpus", side_effect=opened.append),
+        patch("logosphere.runs.train_data.open_corpus", side_effect=opened.append),
         patch("logosphere.studio.models.open_corpus", side_effect=opened.append),
     ):
         refuse(ways[way])
@@ -402,7 +402,7 @@ def trust_references(kind: str, world: CheckpointWorld) -> None:
         def note(source: str, *rest: object, **more: object) -> None:
             opened.append(source)
 
-        with patch("logosphere.runs.train.open_corpus", side_effect=note):
+        with patch("logosphere.runs.train_data.open_corpus", side_effect=note):
             open_run_data(run)
         assert opened == ["pydoc"]
     else:

@@ -158,7 +158,21 @@ BODIES = (
     b'{"model": "model", "__proto__": {}}', b'{"model": "model", "stream": "yes"}',
     b'{"model": "model", "messages": []}',
     b'{"model": "model", "messages": [{"role": "user", "content": {}}]}', b'{"model": "model", "tools": [{}]}',
-    b'{"model": "model", "response_format": {"type": "regex", "regex": "(a+)+$"}}', b" " * (2 << 20),
+    *[
+        b'{"model": "model", "response_format": {"type": "regex", "regex": "' + regex + b'"}}'
+        for regex in (
+            b"((a{1000}){1000}){1000}", b"(a)\\\\1", b"(?=a)", b"(", b"(" * 5000, b"[a-z]{99999999999}", b"a" * 199_999,
+            b"(a|b){0,500}c(a|b){400}" * 40,
+        )
+    ],
+    *[
+        b'{"model": "model", "response_format": {"type": "json_schema", "json_schema": {"schema": ' + schema + b"}}}"
+        for schema in (
+            b'{"$ref": "#"}', b'{"$ref": "file:///etc/passwd"}', b'{"$ref": "http://127.0.0.1/"}', b'{"type": "x"}',
+            b'{"type": "array", "items": {"type": "string"}, "maxItems": 100000000}', b'{"enum": []}', b"[]", b"3",
+        )
+    ],
+    b" " * (2 << 20),
     b'{"model": "model", "user": "' + b"a" * (1 << 20) + b'"}',
 )  # fmt: skip
 
