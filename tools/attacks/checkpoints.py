@@ -19,6 +19,7 @@ from attacks import attack
 from attacks.files import deadline, edit_recipe, limited_memory, refuse
 from logosphere import UserError, build, load, options, systems
 from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.io import is_written_here
 from logosphere.networks.config import NetworkConfig
@@ -399,8 +400,9 @@ def trust_references(kind: str, world: CheckpointWorld) -> None:
     if kind == "named":
         opened: list[str] = []
 
-        def note(source: str, *rest: object, **more: object) -> None:
+        def note(source: str, *rest: object, **more: object) -> Corpus:
             opened.append(source)
+            return open_corpus(Run(world.run).config.data, "characters")
 
         with patch("logosphere.runs.train_data.open_corpus", side_effect=note):
             open_run_data(run)
