@@ -1,6 +1,6 @@
 """Load on the server: python benchmarks/serve_load.py [--seconds 120] [--clients 32] [--model pretrained:stories]
 
-A server runs as a process of its own. First one client and then several, in turn, ask for one text after another: the
+A server runs as a process of its own. Alternately one client and several ask for one text after another: the
 figure is the ratio of texts per second, and of processor seconds of the server for each text, which other programs of
 the machine disturb less. Then many clients ask for texts of random length, every second one as a stream. Reported are
 errors, texts, latencies, and the memory, threads and files of the server over time.

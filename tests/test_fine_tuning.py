@@ -295,7 +295,7 @@ def test_errors_of_one_sentence(config: TrainConfig, tmp_path: Path) -> None:
         (with_rows([*sums(5), {"source": "1+1=", "target": "  "}]), "Row 6 of .* has an empty answer"),
         (with_rows([*sums(5), {"source": "1", "target": "1" * 17}]), "17 tokens, more than a sequence"),
         (replace(with_rows(chat), begin=str(bare)), "Row 1 of .* no chat template"),
-        (replace(with_rows(chat), begin=str(odd)), "cannot be told apart"),
+        (replace(with_rows(chat), begin=str(odd)), "cannot be separated"),
         (with_rows([*chat, {"messages": [{"role": "user", "content": "1"}]}]), "ends with a message of the user"),
         (with_rows([*chat, {"messages": "1"}]), "list of objects with a role"),
         (with_rows([*chat, conversation("1", " ")]), "Row 21 of .* empty answer"),

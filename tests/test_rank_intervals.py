@@ -35,7 +35,7 @@ def test_equal_rows_may_have_any_rank() -> None:
 
 
 def test_pairing_separates_rows_that_errors_alone_do_not() -> None:
-    """The sequences are difficult for all rows alike; without them the same numbers cannot be told apart."""
+    """The sequences are difficult for all rows alike; without them the same numbers cannot be distinguished."""
     rows = simulate([2.0, 2.05], np.random.default_rng(1), seed_sd=0.0)
     alone = [MeasuredRow(row.name, row.bits, row.error) for row in rows]
     assert [row.highest for row in rank_rows(rows)] == [1, 2] and [row.highest for row in rank_rows(alone)] == [2, 2]

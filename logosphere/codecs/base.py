@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from logosphere.errors import UserError
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, State, Tokens
 
@@ -100,7 +101,7 @@ class Autoencoder(Codec, ABC):
 
     def token_logits(self, z: State) -> Float[Tensor, "B L V"]:
         """Logits of p(x_i | z) of every token, for a decoder that predicts all of them at once."""
-        raise NotImplementedError
+        raise UserError("This decoder predicts each token from those before it, so it has no logits of all at once.")
 
     @abstractmethod
     def normalise(self, z: State) -> State:

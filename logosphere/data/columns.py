@@ -37,7 +37,7 @@ def find_column(sample: Mapping[str, list[object]], column: str, location: str) 
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first names of columns, each cut where it is long, and how many there are besides: errors are sentences."""
+    """The first names of columns, each cut where it is long, and the number of the others: errors are sentences."""
     given = list(names)
     shown = ", ".join(name if len(name) <= NAME_LENGTH else f"{name[:NAME_LENGTH]}…" for name in given[:NAMES])
     return shown if len(given) <= NAMES else f"{shown} and {len(given) - NAMES:,} more"

@@ -3,7 +3,7 @@
 A recipe of a few bytes can ask for a network of any size. The header of the weights says how many numbers there are,
 and a file must be as large as its header says. Sizes of the recipe that these numbers cannot fill are refused. Then the
 model is built without memory for its parameters (`allocation.py`) and compared with the header by names, shapes and
-types; what the constructors allocate besides, for tables of a process, is counted while they run.
+types; what the constructors allocate for tables of a process is counted while they run.
 """
 
 import math

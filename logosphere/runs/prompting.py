@@ -55,7 +55,7 @@ def split_conversations(
         if not whole.startswith(prompt):
             raise UserError(
                 "The chat template writes an answer in another way than it asks for one, so prompt and answer of a "
-                "conversation cannot be told apart; give a source and a target in each row."
+                "conversation cannot be separated; give a source and a target in each row."
             )
     rows = zip(conversations, prompts, wholes, strict=True)
     return [

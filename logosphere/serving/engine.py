@@ -20,7 +20,7 @@ from logosphere.serving.rows import Row
 from logosphere.studio.jobs import Event, Job, JobPool, LimitReached
 
 MAX_JOBS = 2
-"""Threads: one batch is sampled at a time, and a second one begins if the first does not stop when it is told to."""
+"""Threads: one batch is sampled at a time, and a second one begins if the first does not stop when asked to."""
 STOP_SECONDS = 30.0
 """How long a batch may take to stop when nobody waits for it; a step of a large model takes seconds."""
 

@@ -93,7 +93,7 @@ class ServeSecurity:
                 "The API key is missing or wrong; send it as Authorization: Bearer KEY.", 401, code="invalid_api_key"
             )
         if "upgrade" in headers:
-            return APIError("This server speaks HTTP only; it has no WebSockets.", 400)
+            return APIError("This server has HTTP only, and no WebSockets.", 400)
         return None
 
     def _has_key(self, headers: Headers) -> bool:

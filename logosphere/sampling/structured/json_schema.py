@@ -42,7 +42,7 @@ ANNOTATIONS = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated",
     "readOnly", "writeOnly", "format",
 }  # fmt: skip
-"""Keywords that restrict no value; a format is an annotation unless a validator is told otherwise."""
+"""Keywords that restrict no value; a format is an annotation by default."""
 ANYWHERE = {"type", "enum", "const", "anyOf", "oneOf", "$ref"}
 OF_TYPE = {
     "object": {"properties", "required", "additionalProperties"},
